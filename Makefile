@@ -1,0 +1,26 @@
+# Both commands start from a fresh clone: they make .venv themselves.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check clean
+
+demo: .venv/lab
+	$(BIN)/gomuon race --out demo
+
+test: .venv/test check
+	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+check: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# An extra is installed again whenever the files that declare it change.
+.venv/%: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(PIP) --editable '.[$*]'
+	touch $@
+
+clean:
+	rm -rf .venv demo
