@@ -1,0 +1,158 @@
+"""A run on disk: its configuration, its folder, and reading it back.
+
+One folder per run: ``manifest.json`` before the first update, ``metrics.jsonl`` and
+``timing.jsonl`` as updates happen, ``checkpoint.pt`` to continue from, and ``result.json`` at the
+end, whose presence means that the run is finished.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gomuon.lab.errors import LabError
+from gomuon.lab.storage import read_json, read_json_lines
+
+FORMAT = 1
+MANIFEST, METRICS, TIMING = "manifest.json", "metrics.jsonl", "timing.jsonl"
+CHECKPOINT, RESULT = "checkpoint.pt", "result.json"
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """Everything that decides the numbers of one run, and the labels it is filed under."""
+
+    task: str
+    optimizer: str
+    lr: float  # peak rate of the matrices
+    seed: int
+    steps: int
+    arm: str = ""  # the folder's prefix and the report's column
+    adamw_lr: float = 3e-3  # peak rate of embeddings, norms and other vectors
+    options: dict[str, Any] = field(default_factory=dict)  # further keywords of the optimizer
+    width: int = 128
+    layers: int = 3
+    heads: int = 4
+    hidden: int = 384
+    length: int = 128  # characters per window; unused by modular addition
+    batch: int = 16  # windows per update; unused by modular addition
+    modulus: int = 0  # unused by the character models
+    evaluate_every: int = 10
+    checkpoint_every: int = 50
+    threads: int = 1
+    telemetry: bool = False  # count steps that oppose their source or gradient
+    label: str = "full"  # "quick" for anything shorter than declared
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "evaluate_every", "checkpoint_every", "threads", "length", "batch"):
+            value = getattr(self, name)
+            if value < 1:
+                raise LabError(f"{name} must be at least 1, not {value}")
+        for name in ("lr", "adamw_lr"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise LabError(f"{name} must be a positive number, not {value}")
+        if self.seed < 0:
+            raise LabError(f"seed must not be negative, not {self.seed}")
+        if self.label not in ("quick", "full"):
+            raise LabError(f"label must be 'quick' or 'full', not {self.label!r}")
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any], where: Path) -> RunConfig:
+        """Read a manifest's configuration; ``where`` is named when it does not fit."""
+        known = {f.name for f in dataclasses.fields(cls)}
+        foreign = sorted(set(values) - known)
+        if foreign:
+            raise LabError(f"{where}: unknown configuration field {foreign[0]!r}")
+        try:
+            return cls(**values)
+        except (TypeError, LabError) as error:
+            raise LabError(f"{where}: not a usable configuration ({error})") from error
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder as read back; ``result`` is None while the run is unfinished."""
+
+    folder: Path
+    config: RunConfig
+    hashes: dict[str, str]
+    versions: dict[str, Any]
+    machine: dict[str, Any]
+    commit: str | None
+    metrics: list[dict[str, Any]]
+    timing: list[dict[str, Any]]
+    result: dict[str, Any] | None
+
+    @property
+    def finished(self) -> bool:
+        return self.result is not None
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / RESULT).is_file()
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a run folder, checked for its format."""
+    path = folder / MANIFEST
+    if not path.is_file():
+        raise LabError(f"{folder} is not a run folder: it has no {MANIFEST}")
+    manifest = read_json(path)
+    if manifest.get("format") != FORMAT:
+        raise LabError(
+            f"{path}: format {manifest.get('format')!r} is unknown, this gomuon reads {FORMAT}"
+        )
+    for name in ("config", "hashes"):
+        if not isinstance(manifest.get(name), dict):
+            raise LabError(f"{path}: {name!r} is missing or not an object")
+    return manifest
+
+
+def load_run(folder: str | Path) -> Run:
+    """Read a run folder, finished or not.
+
+    Raises:
+        LabError: the folder is no run, its format is unknown, a line of a finished run is
+            truncated, or its metrics are not the ones its result was computed from.
+    """
+    folder = Path(folder)
+    manifest = read_manifest(folder)
+    finished = is_finished(folder)
+    metrics = read_json_lines(folder / METRICS, whole=finished)
+    result = read_json(folder / RESULT) if finished else None
+    if result is not None:
+        _check_metrics(folder, metrics, result)
+    return Run(
+        folder=folder,
+        config=RunConfig.from_dict(manifest["config"], folder / MANIFEST),
+        hashes=manifest["hashes"],
+        versions=manifest.get("versions", {}),
+        machine=manifest.get("machine", {}),
+        commit=manifest.get("commit"),
+        metrics=metrics,
+        timing=read_json_lines(folder / TIMING, whole=False),
+        result=result,
+    )
+
+
+def _check_metrics(folder: Path, metrics: list[dict[str, Any]], result: dict[str, Any]) -> None:
+    path = folder / METRICS
+    if len(metrics) != result.get("steps"):
+        raise LabError(
+            f"{path} holds {len(metrics)} updates, but {RESULT} says {result.get('steps')}"
+        )
+    recorded = result.get("metrics_sha256")
+    if recorded is not None and recorded != file_sha256(path):
+        raise LabError(f"{path} was changed after the run: its sha256 differs from {RESULT}'s")
+
+
+def file_sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
