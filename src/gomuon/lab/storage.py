@@ -11,7 +11,7 @@ from typing import Any
 from gomuon.lab.errors import LabError
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Let ``write`` fill a temporary neighbour, then rename it into place.
 
     A kill or a full disk leaves the previous file untouched.
