@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -107,3 +108,22 @@ def build(
     except (TypeError, ValueError) as error:
         raise LabError(f"optimizer {name!r} refuses its settings: {error}") from error
     return optimizer
+
+
+class Alignment(Protocol):
+    """Counts of steps that opposed their momentum source or their gradient."""
+
+    negative_source: int
+    negative_gradient: int
+
+
+def watch_alignment(optimizer: torch.optim.Optimizer) -> Alignment | None:
+    """The running counts of an optimizer of gomuon; None where nothing is counted."""
+    try:
+        telemetry = importlib.import_module("gomuon.telemetry")
+    except ModuleNotFoundError:
+        return None
+    if type(optimizer).__module__.split(".")[0] != "gomuon" or not hasattr(telemetry, "Alignment"):
+        return None
+    counts: Alignment = telemetry.Alignment(optimizer)
+    return counts

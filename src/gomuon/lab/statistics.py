@@ -154,13 +154,19 @@ def retention_failures(
 def language_result(
     metrics: Sequence[Mapping[str, Any]], windows: Sequence[Window]
 ) -> dict[str, Any]:
-    """The outcome of a language-model run: window means and their geometric mean."""
+    """The outcome of a language-model run: window means and their geometric mean.
+
+    A run that diverged before a window ended has None there, and no geometric mean.
+    """
     losses = [float(line["loss"]) for line in metrics]
-    means = window_means(losses, windows)
+    reached = [window for window in windows if window[1] <= len(losses)]
+    means: dict[str, float | None] = {window_name(window): None for window in windows}
+    means.update(window_means(losses, reached))
+    complete = [mean for mean in means.values() if mean is not None]
     return {
         "windows": means,
-        "geometric_mean": geometric_mean(list(means.values())),
-        "final_loss": losses[-1],
+        "geometric_mean": geometric_mean(complete) if len(complete) == len(means) else None,
+        "final_loss": losses[-1] if losses else None,
     }
 
 
@@ -179,5 +185,5 @@ def grokking_result(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "delay": None if grokked is None or fitted is None else grokked - fitted,
         "retention_failures": retention_failures(test, grokked),
         "final_test_accuracy": test[-1][1] if test else None,
-        "final_loss": float(metrics[-1]["loss"]),
+        "final_loss": float(metrics[-1]["loss"]) if metrics else None,
     }

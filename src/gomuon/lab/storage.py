@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from gomuon.lab.errors import LabError
+
+if sys.platform != "win32":
+    import fcntl
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
@@ -100,3 +106,66 @@ def cannot_write(path: Path, error: OSError) -> LabError:
         f"cannot write {path}: {error.strerror or error}; "
         "nothing is lost, repeat the same command to continue once this is mended"
     )
+
+
+class Journal:
+    """A JSON-lines file written one line at a time, each flushed as it comes."""
+
+    def __init__(self, path: Path, length: int) -> None:
+        """Open for appending after the first ``length`` bytes; what follows them is cut off."""
+        self.path = path
+        try:
+            if path.exists() and path.stat().st_size < length:
+                raise LabError(
+                    f"{path} is shorter than its checkpoint says; "
+                    "delete this run's folder and run the campaign again to repeat it"
+                )
+            self._file = path.open("ab")
+            self._file.truncate(length)
+        except OSError as error:
+            raise cannot_write(path, error) from error
+        self.length = length
+
+    def append(self, value: dict[str, Any]) -> None:
+        line = json.dumps(value).encode() + b"\n"
+        try:
+            self._file.write(line)
+            self._file.flush()
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+        self.length += len(line)
+
+    def sync(self) -> None:
+        """Put the lines on the disk, so that no checkpoint counts lines a power cut could take."""
+        try:
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
+
+    def close(self) -> None:
+        # After a failed write, closing tries to flush the same bytes again and fails again.
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+
+@contextlib.contextmanager
+def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
+    """Hold the folder for this process alone.
+
+    A killed process gives its lock back by itself; an orphan that is about to notice its parent's
+    death is waited for.
+    """
+    if sys.platform == "win32":  # has no flock
+        yield
+        return
+    with (folder / ".lock").open("wb") as file:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    raise LabError(f"another process is already at work in {folder}") from None
+                time.sleep(0.05)
+        yield

@@ -1,0 +1,242 @@
+"""Train one run in one folder, in a way that survives being killed at any moment.
+
+The metrics file grows line by line; a checkpoint records how long it was. Starting again cuts the
+file back to that length and repeats the updates since, which come out the same bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+import pickle
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gomuon.lab import machine, optimizers, pairing, tasks
+from gomuon.lab.errors import LabError
+from gomuon.lab.runs import (
+    CHECKPOINT,
+    FORMAT,
+    MANIFEST,
+    METRICS,
+    RESULT,
+    TIMING,
+    RunConfig,
+    file_sha256,
+    is_finished,
+    read_manifest,
+)
+from gomuon.lab.storage import (
+    Journal,
+    locked,
+    make_folder,
+    read_json_lines,
+    write_atomically,
+    write_json,
+)
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a run reports after an update."""
+
+    step: int
+    seconds: float
+    metrics: dict[str, Any]
+
+
+class Session:
+    """Model, optimizer and task of one run in memory; knows how to make one update."""
+
+    def __init__(self, config: RunConfig, data_dir: str | Path | None = None) -> None:
+        # The result depends on the number of threads, so it is part of the configuration.
+        torch.set_num_threads(config.threads)
+        self.config = config
+        self.task = tasks.build(config, data_dir)
+        self.model = tasks.build_model(self.task)
+        self.hashes = pairing.hashes(self.task, self.model)
+        self.optimizer = optimizers.build(
+            config.optimizer, self.model, config.lr, config.adamw_lr, config.options
+        )
+        self.multipliers = self.task.multipliers()
+        self.peaks = [group["lr"] for group in self.optimizer.param_groups]
+        self.counts = {"negative_source": 0, "negative_gradient": 0}  # before this process
+        self.alignment = optimizers.watch_alignment(self.optimizer) if config.telemetry else None
+
+    def update(self, step: int) -> tuple[dict[str, Any], float]:
+        """Make update ``step`` (from 1): its metrics line and the seconds of the whole step."""
+        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
+            group["lr"] = peak * self.multipliers[step - 1]
+        begun = time.perf_counter()
+        loss, extra = self.task.loss(self.model, step)
+        self.optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        self.optimizer.step()
+        seconds = time.perf_counter() - begun
+        line = {"step": step, "loss": loss.item(), **extra, **self.task.evaluate(self.model, step)}
+        if self.alignment is not None:
+            line.update(self.alignment_counts())
+        return line, seconds
+
+    def alignment_counts(self) -> dict[str, int]:
+        """Counts over all updates, those before a resume included."""
+        if self.alignment is None:
+            return dict(self.counts)
+        return {name: seen + getattr(self.alignment, name) for name, seen in self.counts.items()}
+
+    def save(self, path: Path, step: int, lengths: dict[str, int]) -> None:
+        state = {
+            "format": FORMAT,
+            "step": step,
+            "lengths": lengths,
+            "counts": self.alignment_counts(),
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+        write_atomically(path, lambda temporary: _save(state, temporary))
+
+    def restore(self, path: Path) -> tuple[int, dict[str, int]]:
+        """Continue from a checkpoint: the last update it knows and the files' lengths then."""
+        try:
+            state = torch.load(path, weights_only=True)
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.counts = dict(state["counts"])
+            return state["step"], state["lengths"]
+        except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.PickleError) as error:
+            raise LabError(
+                f"{path} cannot be continued from ({type(error).__name__}); "
+                "delete this run's folder and run the campaign again to repeat it"
+            ) from error
+
+
+def train(
+    config: RunConfig,
+    folder: str | Path,
+    *,
+    data_dir: str | Path | None = None,
+    report: Callable[[Progress], None] = lambda progress: None,
+    stop: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Carry a run to its end, from wherever it was left; a finished run is not repeated.
+
+    Args:
+        config: what to run; a folder begun with another configuration is refused.
+        folder: the run folder.
+        data_dir: where the corpora are.
+        report: called after every update.
+        stop: asked after every update; a yes ends with a checkpoint.
+
+    Returns:
+        Whether the run is finished.
+    """
+    folder = Path(folder)
+    make_folder(folder)
+    with locked(folder):
+        if is_finished(folder):
+            _same_config(config, folder)
+            return True
+        session = Session(config, data_dir)
+        _open_manifest(session, folder)
+        step, lengths = 0, {METRICS: 0, TIMING: 0}
+        if (folder / CHECKPOINT).exists():
+            step, lengths = session.restore(folder / CHECKPOINT)
+        metrics = Journal(folder / METRICS, lengths[METRICS])
+        timing = Journal(folder / TIMING, lengths[TIMING])
+        try:
+            return _continue(session, folder, step, metrics, timing, report, stop)
+        finally:
+            metrics.close()
+            timing.close()
+
+
+def _continue(
+    session: Session,
+    folder: Path,
+    step: int,
+    metrics: Journal,
+    timing: Journal,
+    report: Callable[[Progress], None],
+    stop: Callable[[], bool],
+) -> bool:
+    def checkpoint() -> None:
+        metrics.sync()
+        lengths = {METRICS: metrics.length, TIMING: timing.length}
+        session.save(folder / CHECKPOINT, step, lengths)
+
+    config, diverged = session.config, None
+    while step < config.steps:
+        if stop():
+            checkpoint()
+            return False
+        line, seconds = session.update(step + 1)
+        if not math.isfinite(line["loss"]):
+            diverged = step + 1
+            break
+        step += 1
+        metrics.append(line)
+        timing.append({"step": step, "seconds": round(seconds, 6)})
+        if step % config.checkpoint_every == 0 or step == config.steps:
+            checkpoint()
+        report(Progress(step, seconds, line))
+    lines = read_json_lines(folder / METRICS, whole=True)
+    result = {"steps": step, **session.task.result(lines)}
+    if diverged is not None:
+        result["diverged_at"] = diverged
+    if session.alignment is not None:
+        result.update(session.alignment_counts())
+    result["metrics_sha256"] = file_sha256(folder / METRICS)
+    write_json(folder / RESULT, result)
+    return True
+
+
+def _open_manifest(session: Session, folder: Path) -> None:
+    """Write the manifest of a new run; hold a continued one to what it began as."""
+    path = folder / MANIFEST
+    if path.exists():
+        manifest = _same_config(session.config, folder)
+        differing = pairing.differing_fields(manifest["hashes"], session.hashes)
+        if differing:
+            raise LabError(f"{folder} cannot be continued: its {differing[0]} hash has changed")
+        return
+    write_json(
+        path,
+        {
+            "format": FORMAT,
+            "config": session.config.as_dict(),
+            "hashes": session.hashes,
+            "versions": machine.versions(),
+            "machine": {**machine.facts(), "threads": session.config.threads},
+            "commit": machine.source_commit(),
+        },
+    )
+
+
+def _same_config(config: RunConfig, folder: Path) -> dict[str, Any]:
+    manifest = read_manifest(folder)
+    recorded, wanted = manifest["config"], config.as_dict()
+    for name in wanted:
+        # A lost field counts as different, never as its default.
+        if recorded.get(name) != _plain(wanted[name]):
+            raise LabError(
+                f"{folder} was begun with {name}={recorded.get(name)!r}, not {wanted[name]!r}; "
+                "give another folder with --out"
+            )
+    return manifest
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON gives it back."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    try:
+        torch.save(state, path)
+    except RuntimeError as error:
+        # torch's writer reports a full disk as a RuntimeError of its own.
+        raise OSError(0, f"torch could not write it ({str(error).splitlines()[0]})") from error
