@@ -158,7 +158,11 @@ def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
     if sys.platform == "win32":  # has no flock
         yield
         return
-    with (folder / ".lock").open("wb") as file:
+    try:
+        file = (folder / ".lock").open("wb")
+    except OSError as error:
+        raise cannot_write(folder, error) from error
+    with file:
         deadline = time.monotonic() + patience
         while True:
             try:
