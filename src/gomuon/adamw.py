@@ -1,0 +1,53 @@
+"""AdamW for everything that is not a hidden matrix, by torch's own implementation."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from gomuon.layers import working_dtype
+
+
+def adamw_step(
+    parameters: Sequence[Tensor],
+    states: Sequence[dict[str, Any]],
+    *,
+    lr: float | Tensor,
+    settings: Mapping[str, Any],
+    weight_decay: float,
+) -> None:
+    """One update in place; moments are float32 or wider whatever the parameters' dtype."""
+    for parameter, state in zip(parameters, states, strict=True):
+        if "exp_avg" not in state:
+            dtype = working_dtype(parameter)
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["exp_avg"] = torch.zeros_like(parameter, dtype=dtype)
+            state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=dtype)
+    wide = [parameter.to(working_dtype(parameter)) for parameter in parameters]
+    beta1, beta2 = settings["betas"]
+    adamw(
+        wide,
+        [_gradient(p).to(working_dtype(p)) for p in parameters],
+        [state["exp_avg"] for state in states],
+        [state["exp_avg_sq"] for state in states],
+        [],
+        [state["step"] for state in states],
+        foreach=True,
+        amsgrad=False,
+        beta1=beta1,
+        beta2=beta2,
+        lr=lr,
+        weight_decay=weight_decay,
+        eps=settings["eps"],
+        maximize=False,
+    )
+    for parameter, updated in zip(parameters, wide, strict=True):
+        if updated is not parameter:
+            parameter.copy_(updated)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None
+    return parameter.grad

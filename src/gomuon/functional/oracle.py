@@ -1,0 +1,47 @@
+"""The matched spectral oracle and its relatives."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from gomuon.functional.polar import PolarMethod, polar
+
+
+def matched_direction(
+    M: Tensor, left: Tensor | None, right: Tensor | None, *, polar_method: PolarMethod = "svd"
+) -> Tensor:
+    """D₀ = P_B·polar(P_B M P_A)·P_A, the exact oracle of Theorem 1: ⟨M, D₀⟩ = ‖P_B M P_A‖_*.
+
+    Args:
+        M: [..., m, n] the source.
+        left: [..., m, m] symmetric positive definite P_B, or None for the identity.
+        right: [..., n, n] symmetric positive definite P_A, or None for the identity.
+        polar_method: see `polar`.
+    """
+    return _between(polar(_between(M, left, right), polar_method), left, right)
+
+
+def inside_only_direction(
+    M: Tensor, left: Tensor | None, right: Tensor | None, *, polar_method: PolarMethod = "svd"
+) -> Tensor:
+    """polar(P_B M P_A) without the map back; its alignment with M may be negative (Section 2.2)."""
+    return polar(_between(M, left, right), polar_method)
+
+
+def frobenius_graft(D: Tensor) -> Tensor:
+    """D rescaled to ‖D‖_F = √min(m, n), Muon's update energy (Equation 14); 0 stays 0."""
+    norm = torch.linalg.matrix_norm(D, keepdim=True)
+    return D * torch.where(norm > 0, math.sqrt(min(D.shape[-2:])) / norm, 0.0)
+
+
+def weighted_norm(D: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """q_P(D) = ‖P_B⁻¹ D P_A⁻¹‖_op (Equation 2), the norm whose unit ball D₀ supports."""
+    U = D if left is None else torch.linalg.solve(left, D)
+    U = U if right is None else torch.linalg.solve(right, U, left=False)
+    return torch.linalg.matrix_norm(U, ord=2)
+
+
+def _between(X: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    X = X if left is None else left @ X
+    return X if right is None else X @ right

@@ -1,0 +1,35 @@
+"""Inverse matrix powers of symmetric positive semi-definite factors."""
+
+import torch
+from torch import Tensor
+
+from gomuon.functional.linalg import decompose
+
+
+def inverse_root(S: Tensor, power: float) -> Tensor:
+    """S^(−power) with eigenvalues floored at roundoff scale; power 1/4 gives the maps P_A, P_B.
+
+    Args:
+        S: [..., d, d] symmetric positive semi-definite, float32 or float64.
+        power: at least 0; 0 gives the identity.
+
+    Returns:
+        [..., d, d] symmetric positive definite. The zero matrix, which has no scale of its own,
+        gives the identity.
+
+    Raises:
+        ValueError: S is not square or power is negative.
+        DecompositionError: the eigendecomposition failed, in float64 too.
+    """
+    if S.ndim < 2 or S.shape[-1] != S.shape[-2]:
+        raise ValueError(f"inverse_root needs square matrices [..., d, d], got {tuple(S.shape)}")
+    if not power >= 0:
+        raise ValueError(f"inverse_root needs a power >= 0, got {power!r}")
+    eigenvalues, V = decompose(torch.linalg.eigh, S)
+    largest = eigenvalues[..., -1:]
+    # Eigenvalues below d·ε·λ_max are not distinguishable from zero: their true value is lost.
+    floor = largest * S.shape[-1] * torch.finfo(S.dtype).eps
+    floored = torch.where(largest > 0, eigenvalues.clamp_min(floor), 1.0)
+    # Halving the power gives V·f·(V·f)ᵀ, symmetric to the last bit.
+    half = V * floored.pow(-power / 2).unsqueeze(-2)
+    return half @ half.mT

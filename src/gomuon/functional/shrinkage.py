@@ -1,0 +1,50 @@
+"""Shrinkage of a second moment towards a multiple of the identity."""
+
+import torch
+from torch import Tensor
+
+
+def oas(S: Tensor, n: int | float | Tensor) -> tuple[Tensor, Tensor]:
+    """Oracle Approximating Shrinkage, Equations (17)–(18) (Chen et al. 2010).
+
+    Args:
+        S: [..., d, d] symmetric second moments.
+        n: samples each was built from; a number, or a tensor that broadcasts over [...].
+
+    Returns:
+        (1−λ)S + λ·tr(S)/d·I and the intensity λ, [...]. Where the denominator vanishes (d = 1,
+        S = 0, a multiple of the identity) every λ gives S back, and λ = 1.
+
+    Raises:
+        ValueError: S is not square, or n is a number below 1.
+    """
+    if S.ndim < 2 or S.shape[-1] != S.shape[-2]:
+        raise ValueError(f"oas needs square matrices [..., d, d], got shape {tuple(S.shape)}")
+    if not isinstance(n, Tensor) and not n >= 1:
+        raise ValueError(f"oas needs the number of samples n >= 1, got {n!r}")
+    d = S.shape[-1]
+    # λ does not depend on the scale of S; dividing it out keeps the squares below in range.
+    scale = _mean_eigenvalue(S)
+    T = S / torch.where(scale > 0, scale, 1)[..., None, None]
+    trace = T.diagonal(dim1=-2, dim2=-1).sum(-1)
+    square = T.square().sum(dim=(-2, -1))  # tr(S²) for symmetric S
+    # tr(S²) − tr(S)²/d, written as ‖S − tr(S)/d·I‖² so that it cannot cancel below zero.
+    dispersion = (T - _scaled_identity(T, trace / d)).square().sum(dim=(-2, -1))
+    numerator = (1 - 2 / d) * square + trace.square()
+    denominator = (n + 1 - 2 / d) * dispersion
+    intensity = torch.where(denominator > 0, numerator / denominator, 1.0).clamp(0, 1).to(S.dtype)
+    return shrink(S, intensity), intensity
+
+
+def shrink(S: Tensor, intensity: float | Tensor) -> Tensor:
+    """(1−λ)S + λ·tr(S)/d·I for intensity λ, a number or a tensor that broadcasts over [...]."""
+    weight = torch.as_tensor(intensity, dtype=S.dtype, device=S.device)
+    return (1 - weight)[..., None, None] * S + _scaled_identity(S, weight * _mean_eigenvalue(S))
+
+
+def _mean_eigenvalue(S: Tensor) -> Tensor:
+    return S.diagonal(dim1=-2, dim2=-1).mean(-1)
+
+
+def _scaled_identity(S: Tensor, value: Tensor) -> Tensor:
+    return value[..., None, None] * torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)

@@ -1,0 +1,385 @@
+"""The optimizer: state, clock and gate around the paper's "Complete update"."""
+
+import copy
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from gomuon.adamw import adamw_step
+from gomuon.batching import alike, stack, stacked_maps, unstack
+from gomuon.capture import Capture
+from gomuon.checkpoints import FORMAT, check_fits, parameter_name, restored_state
+from gomuon.errors import GeometryWarning, NonFiniteGradientError
+from gomuon.faults import nonfinite_gradients
+from gomuon.layers import Layer
+from gomuon.recipes import Recipe
+from gomuon.routing import (
+    Route,
+    Routes,
+    RoutingTable,
+    capturable_modules,
+    check_trainable,
+    route,
+)
+from gomuon.settings import ADAMW_DEFAULTS, AdamWSettings, check_settings
+
+Parameters = nn.Module | Iterable[Any]
+Observer = Callable[[Sequence[Layer], Tensor, Tensor, Tensor], None]
+
+
+class Common(TypedDict, total=False):
+    """Keywords every method takes."""
+
+    adamw: AdamWSettings | None
+    routes: Routes
+    loss_reduction: str
+    nonfinite: str
+
+
+class MatrixOptimizer(torch.optim.Optimizer):
+    """One walk, gradient → source → direction → scale → weights, for every recipe.
+
+    Matrices go through the recipe; everything else goes to AdamW. See `GoMuon` for the arguments.
+    """
+
+    recipe: ClassVar[Recipe]
+
+    def __init__(
+        self,
+        params: Parameters,
+        settings: Mapping[str, Any],
+        *,
+        adamw: AdamWSettings | None = None,
+        routes: Routes = None,
+        loss_reduction: str = "mean",
+        nonfinite: str = "raise",
+    ) -> None:
+        defaults = {
+            **settings,
+            "adamw": adamw if adamw is not None else {},
+            "loss_reduction": loss_reduction,
+            "nonfinite": nonfinite,
+        }
+        check_settings(defaults)
+        defaults["adamw"] = {**ADAMW_DEFAULTS, **defaults["adamw"]}
+        self._begin()
+        if isinstance(params, nn.Module):
+            self._table = route(params, routes)
+            super().__init__(_groups_of(self._table), defaults)
+            self.attach(params)
+        else:
+            if routes is not None:
+                raise ValueError("routes needs the model: pass it instead of its parameters")
+            super().__init__(params, defaults)
+            self._warn_uncaptured_construction()
+
+    def _begin(self) -> None:
+        """What is not saved: hooks, observers, the model they belong to."""
+        self._model: nn.Module | None = None
+        self._table = RoutingTable()
+        self._captures: list[Capture] = []  # one per group
+        self._observers: list[Observer] = []
+        self._warned: set[str] = set()
+        self._incoming: Mapping[str, Any] | None = None
+        # The list is shared, so hooks of groups added later go too when the optimizer goes.
+        weakref.finalize(self, _remove_all, self._captures)
+
+    # ---- the step ---------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One update of every parameter that has a gradient; returns the closure's loss."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if self._gradients_are_finite():
+            for index, group in enumerate(self.param_groups):
+                self._step_group(index, group)
+        self._gate()
+        return loss
+
+    def _step_group(self, index: int, group: dict[str, Any]) -> None:
+        layers, others = self._with_gradients(index, group)
+        if not layers and not others:
+            return
+        if layers and self._due(group):
+            self._refresh(layers, index, group)
+        for batch in alike(
+            layers, lambda layer: (layer.shape, layer.dtype, layer.parameter.device)
+        ):
+            self._update(batch, group)
+        if others:
+            adamw_step(
+                others,
+                [self.state[parameter] for parameter in others],
+                lr=self._adamw_lr(group),
+                settings=group["adamw"],
+                weight_decay=_adamw_decay(group),
+            )
+        group["step"] += 1
+
+    def _update(self, batch: Sequence[Layer], group: Mapping[str, Any]) -> None:
+        """The paper's "Complete update" for layers of one shape, stacked [b, m, n]."""
+        recipe, lr = self.recipe, group["lr"]
+        W = stack(batch, lambda layer: layer.parameter)
+        G = stack(batch, lambda layer: layer.parameter.grad)
+        M = stack(batch, lambda layer: layer.momentum)
+        P_B, P_A = stacked_maps(batch, "left"), stacked_maps(batch, "right")
+
+        M, source = recipe.source(G, M, group)  # M_t, M̂_t
+        D = recipe.scale(recipe.direction(source, P_B, P_A, group), group)  # D_{0,t}, D_t
+        W = (1 - lr * group["weight_decay"]) * W - lr * D
+
+        unstack(M, batch, lambda layer: layer.momentum)
+        unstack(W, batch, lambda layer: layer.parameter)
+        for observe in self._observers:
+            observe(batch, G, source, D)
+
+    def _refresh(self, layers: Sequence[Layer], index: int, group: Mapping[str, Any]) -> None:
+        """A_t, B_t ← statistics; B̄_t; P_A, P_B. What was not seen or is unusable stays."""
+        geometry = self.recipe.geometry
+        if geometry is None:
+            return
+        seen = self._captures[index].collect()
+        for layer in layers:
+            layer.statistics = seen.get(layer.parameter)
+        for layer in geometry.refresh(layers, group):
+            layer.state["failures"] = layer.state.get("failures", 0) + 1
+            self._warn_once(
+                f"the statistics of {layer.name!r} were not finite or could not be decomposed; it "
+                "keeps its last geometry (counted in its state as 'failures')"
+            )
+        if any(geometry.captured_sides(group)) and self._model is not None and float(group["lr"]):
+            blind = [layer for layer in layers if not {"left_map", "right_map"} & set(layer.state)]
+            if blind:
+                names = ", ".join(repr(layer.name) for layer in blind)
+                self._warn_once(
+                    f"nothing was captured of {names}: since the last step no forward pass in "
+                    "training mode went through its module. It runs on identity maps, that is as Muon"
+                )
+
+    # ---- clock and gate ----------------------------------------------------------------------
+
+    @staticmethod
+    def _due(group: Mapping[str, Any]) -> bool:
+        return group["step"] % group["refresh_every"] == 0
+
+    def _gate(self) -> None:
+        """Open the hooks if the coming step refreshes; before its forward pass, so here."""
+        for group, capture in zip(self.param_groups, self._captures, strict=True):
+            capture.gate(self._due(group))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and the statistics that came with them."""
+        super().zero_grad(set_to_none)
+        for capture in self._captures:
+            capture.forget_sums()
+
+    def attach(self, model: nn.Module) -> None:
+        """Place the capturing hooks on `model`, whose parameters this optimizer holds.
+
+        The constructor does so when it is given a model. Needed again after unpickling.
+        """
+        self.remove_hooks()
+        self._model = model
+        for index in range(len(self.param_groups)):
+            self._hook_group(index)
+        self._gate()
+
+    def remove_hooks(self) -> None:
+        """Take every hook off the model; the geometry then stays as it is."""
+        for capture in self._captures:
+            capture.remove()
+        self._model = None
+
+    def _hook_group(self, index: int) -> None:
+        group, geometry = self.param_groups[index], self.recipe.geometry
+        if geometry is None or self._model is None:
+            return
+        gradients, inputs = geometry.captured_sides(group)
+        if not (gradients or inputs):
+            return
+        modules = capturable_modules(self._model)
+        for parameter in group["params"]:
+            if _is_matrix(group, parameter) and parameter in modules:
+                self._captures[index].watch(
+                    parameter, modules[parameter], inputs=inputs, gradients=gradients
+                )
+
+    # ---- groups --------------------------------------------------------------------------------
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters; those of linear layers of the attached model are captured as well.
+
+        Besides the constructor's keywords a group may say `treatment`: "matrix", "adamw" (then `lr`
+        and `weight_decay` are AdamW's) or "auto", the default: a matrix has two dimensions or more.
+        """
+        group = dict(param_group)  # the caller's stays as it is
+        group.setdefault("treatment", "auto")
+        check_settings(group)
+        group["adamw"] = {**self.defaults["adamw"], **group.get("adamw", {})}
+        if group["treatment"] == "adamw":
+            group.setdefault("lr", group["adamw"]["lr"])
+            group.setdefault("weight_decay", group["adamw"]["weight_decay"])
+        group.setdefault("step", 0)
+        super().add_param_group(group)
+        index = len(self.param_groups) - 1
+        try:
+            for name, parameter in _named(self.param_groups[-1], index):
+                check_trainable(name, parameter)
+        except ValueError:
+            del self.param_groups[-1]
+            raise
+        self._captures.append(Capture())
+        self._hook_group(index)
+        self._captures[index].gate(self._due(group))
+
+    def routing_table(self) -> RoutingTable:
+        """Every parameter, its treatment, and the reason."""
+        known = list(self._table)
+        listed = {route.parameter for route in known}
+        for index, group in enumerate(self.param_groups):
+            for name, parameter in _named(group, index):
+                if parameter not in listed:
+                    matrix = _is_matrix(group, parameter)
+                    asked = group["treatment"] != "auto"
+                    reason = "asked for by its group" if asked else f"{parameter.ndim} dimensions"
+                    known.append(Route(name, parameter, "matrix" if matrix else "adamw", reason))
+        return RoutingTable(known)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()}\n{self.routing_table()}"
+
+    def _with_gradients(
+        self, index: int, group: Mapping[str, Any]
+    ) -> tuple[list[Layer], list[Tensor]]:
+        layers, others = [], []
+        for name, parameter in _named(group, index):
+            if parameter.grad is None or parameter.numel() == 0:
+                continue
+            if _is_matrix(group, parameter):
+                layers.append(Layer(name, parameter, self.state[parameter]))
+            else:
+                others.append(parameter)
+        return layers, others
+
+    def _adamw_lr(self, group: Mapping[str, Any]) -> Any:
+        """In a group that mixes treatments `lr` is the matrices'; AdamW's moves in proportion."""
+        if group["treatment"] == "adamw":
+            return group["lr"]
+        default = self.defaults["lr"]
+        return group["adamw"]["lr"] * (group["lr"] / default if default else 0.0)
+
+    # ---- faults ----------------------------------------------------------------------------------
+
+    def _gradients_are_finite(self) -> bool:
+        """True, or raise or skip as `nonfinite` says, before anything has changed."""
+        fault = nonfinite_gradients(
+            (name, parameter.grad)
+            for index, group in enumerate(self.param_groups)
+            for name, parameter in _named(group, index)
+        )
+        if fault is None:
+            return True
+        if self.defaults["nonfinite"] == "raise":
+            raise NonFiniteGradientError(
+                f'{fault}; nothing was changed. Pass nonfinite="skip" to leave such steps out'
+            )
+        for group in self.param_groups:
+            group["skipped"] = group.get("skipped", 0) + 1
+        self._warn_once(f"{fault}; the step was left out (counted in the groups as 'skipped')")
+        return False
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warnings.warn(message, GeometryWarning, stacklevel=4)
+
+    def _warn_uncaptured_construction(self) -> None:
+        geometry = self.recipe.geometry
+        if geometry and any(any(geometry.captured_sides(group)) for group in self.param_groups):
+            self._warn_once(
+                f"{type(self).__name__} was given parameters, not a model, so nothing is captured "
+                "and its maps are the identity, that is Muon; pass the model itself"
+            )
+
+    # ---- saving, loading, copying ------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with the format's number."""
+        return {**super().state_dict(), "format": FORMAT}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As torch's, but state keeps the precision it was saved in.
+
+        Raises:
+            ValueError: the checkpoint does not fit; the optimizer is left as it was.
+        """
+
+        def keep(_: torch.optim.Optimizer, incoming: Mapping[str, Any]) -> None:
+            check_fits(self.param_groups, incoming)
+            self._incoming = incoming
+
+        handle = self.register_load_state_dict_pre_hook(keep)
+        try:
+            super().load_state_dict(dict(state_dict))
+        finally:
+            handle.remove()
+            self._incoming = None
+        self._gate()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        incoming = self.__dict__.get("_incoming")
+        super().__setstate__(state)
+        if incoming is not None:  # called by torch's load_state_dict, which has rounded the state
+            self.state.update(restored_state(self.param_groups, incoming))
+        if "_captures" not in self.__dict__:  # unpickled or copied
+            self._begin()
+            self._captures.extend(Capture() for _ in self.param_groups)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "MatrixOptimizer":
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        new._table = copy.deepcopy(self._table, memo)
+        if self._model is not None:
+            new.attach(copy.deepcopy(self._model, memo))
+        return new
+
+
+def _groups_of(table: RoutingTable) -> list[dict[str, Any]]:
+    """One group for the matrices and one for AdamW, so that schedulers scale each by its own lr."""
+    groups = [
+        {
+            "params": [(route.name, route.parameter) for route in table.treated(treatment)],
+            "treatment": treatment,
+        }
+        for treatment in ("matrix", "adamw")
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def _is_matrix(group: Mapping[str, Any], parameter: Tensor) -> bool:
+    if group["treatment"] == "auto":
+        return parameter.ndim >= 2
+    return bool(group["treatment"] == "matrix")
+
+
+def _adamw_decay(group: Mapping[str, Any]) -> float:
+    own = group["treatment"] == "adamw"
+    return float(group["weight_decay"] if own else group["adamw"]["weight_decay"])
+
+
+def _named(group: Mapping[str, Any], index: int) -> Iterator[tuple[str, Tensor]]:
+    for position, parameter in enumerate(group["params"]):
+        yield parameter_name(group, index, position), parameter
+
+
+def _remove_all(captures: list[Capture]) -> None:
+    for capture in captures:
+        capture.remove()

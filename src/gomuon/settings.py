@@ -1,0 +1,102 @@
+"""Hyper-parameters: what each must be, as data, checked for the constructor and for every group."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+import torch
+
+from gomuon.functional.polar import PolarMethod
+
+AdamWSettings = Mapping[str, Any]
+ADAMW_DEFAULTS: dict[str, Any] = {
+    "lr": 3e-3,
+    "betas": (0.9, 0.95),
+    "eps": 1e-8,
+    "weight_decay": 0.0,
+}
+
+
+def sides(alpha: float | tuple[float, float]) -> tuple[float, float]:
+    """α of the left (output, B) and of the right (input, A) side."""
+    return (alpha[0], alpha[1]) if isinstance(alpha, (tuple, list)) else (alpha, alpha)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex()
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _within(low: float, high: float, *, include_high: bool = False) -> Callable[[Any], bool]:
+    def check(value: Any) -> bool:
+        if not _is_number(value):
+            return False
+        number = float(value)
+        return low <= number < high or (include_high and number == high)
+
+    return check
+
+
+def _pair_of(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    def both(value: Any) -> bool:
+        return isinstance(value, (tuple, list)) and len(value) == 2 and all(map(check, value))
+
+    return both
+
+
+def _one_of(*choices: Any) -> Callable[[Any], bool]:
+    return lambda value: any(value is choice or value == choice for choice in choices)
+
+
+def _whole_number(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+_at_least_zero = _within(0, math.inf)
+_decay = _within(0, 1)
+_exponent = _within(0, 0.5, include_high=True)
+_share = _within(0, 1, include_high=True)
+
+# name -> (check, what the message says was expected)
+CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "lr": (_at_least_zero, "a finite number >= 0"),
+    "momentum": (_decay, "a number in [0, 1)"),
+    "alpha": (
+        lambda value: _exponent(value) or _pair_of(_exponent)(value),
+        "a number in [0, 0.5], or a pair of them (left, right)",
+    ),
+    "refresh_every": (_whole_number, "a whole number >= 1"),
+    "factor_decay": (_decay, "a number in [0, 1)"),
+    "shrinkage": (
+        lambda value: value == "oas" or _share(value),
+        '"oas" or a fixed intensity in [0, 1]',
+    ),
+    "polar": (_one_of(*get_args(PolarMethod)), f"one of {get_args(PolarMethod)}"),
+    "graft": (_one_of("frobenius", None), '"frobenius" or None'),
+    "nesterov": (lambda value: isinstance(value, bool), "True or False"),
+    "weight_decay": (_at_least_zero, "a finite number >= 0"),
+    "loss_reduction": (_one_of("mean", "sum"), '"mean" or "sum"'),
+    "nonfinite": (_one_of("raise", "skip"), '"raise" or "skip"'),
+    "treatment": (_one_of("matrix", "adamw", "auto"), '"matrix", "adamw" or "auto"'),
+    "betas": (_pair_of(_decay), "a pair of numbers in [0, 1)"),
+    "eps": (_at_least_zero, "a finite number >= 0"),
+}
+
+
+def check_settings(settings: Mapping[str, Any], where: str = "") -> None:
+    """Raise a ValueError that names the first value that is out of range, and what was expected."""
+    for name, value in settings.items():
+        if name == "adamw":
+            _check_adamw(value)
+        elif name in CHECKS and not CHECKS[name][0](value):
+            raise ValueError(f"{where}{name} must be {CHECKS[name][1]}, got {value!r}")
+
+
+def _check_adamw(adamw: Any) -> None:
+    if not isinstance(adamw, Mapping):
+        raise ValueError(f"adamw must be a dict of {', '.join(ADAMW_DEFAULTS)}, got {adamw!r}")
+    unknown = [name for name in adamw if name not in ADAMW_DEFAULTS]
+    if unknown:
+        raise ValueError(f"adamw takes {', '.join(ADAMW_DEFAULTS)}; it has no {unknown[0]!r}")
+    check_settings(adamw, where="adamw's ")
