@@ -5,7 +5,7 @@ optimizer = gomuon.GoMuon(model, lr=0.08)
 
 from gomuon import functional
 from gomuon.errors import DecompositionError, GeometryWarning, NonFiniteGradientError
-from gomuon.methods import GoMuon, Muon
+from gomuon.methods import GoMuon, Halfspace, Muon, MuonQK
 
 __version__ = "0.1.0"
 
@@ -13,7 +13,9 @@ __all__ = [
     "DecompositionError",
     "GeometryWarning",
     "GoMuon",
+    "Halfspace",
     "Muon",
+    "MuonQK",
     "NonFiniteGradientError",
     "functional",
 ]

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from gomuon.functional import frobenius_graft, matched_direction
+from gomuon.functional import frobenius_graft, halfspace_direction, matched_direction
 
 Group = Mapping[str, Any]
 
@@ -21,6 +21,11 @@ def lerp_momentum(G: Tensor, M: Tensor, group: Group) -> tuple[Tensor, Tensor]:
 def matched_polar(M: Tensor, left: Tensor | None, right: Tensor | None, group: Group) -> Tensor:
     """D_0 = P_B·polar(P_B M P_A)·P_A."""
     return matched_direction(M, left, right, polar_method=group["polar"])
+
+
+def halfspace(M: Tensor, left: Tensor | None, right: Tensor | None, group: Group) -> Tensor:
+    """polar(P_B M P_A + λM), the smallest λ ≥ 0 with ⟨M, D⟩ ≥ τ‖M‖_*."""
+    return halfspace_direction(M, left, right, tau=group["tau"], polar_method=group["polar"])
 
 
 def muon_scale(D: Tensor, group: Group) -> Tensor:

@@ -48,10 +48,11 @@ class KroneckerMoments:
 
 
 class PartnerGram:
-    """Right map (WᵀW + λI)^(−1/2), head by head, of the weight a layer is multiplied with.
+    """Right map ½(WᵀW + λI)^(−1/2), head by head, W the weight a layer is multiplied with.
 
-    For a query layer the partner is the key layer and the other way round. A reading of the paper's
-    undefined "Q/K partner metric", after the nearest public definition (compositional Muon).
+    For a query layer that is the key layer, and the other way round; the two moves share one
+    budget, hence the ½. A reading of the paper's undefined "Q/K partner metric", after the nearest
+    public definition (compositional Muon).
     """
 
     def captured_sides(self, group: Group) -> tuple[bool, bool]:
@@ -61,10 +62,8 @@ class PartnerGram:
         paired = [layer for layer in layers if layer.partner is not None]
         for batch in alike(paired, lambda layer: (layer.shape, layer.blocks, layer.dtype)):
             W = torch.stack([layer.matrices(_present(layer.partner)) for layer in batch])
-            damping = group["partner_damping"] * torch.eye(
-                W.shape[-1], dtype=W.dtype, device=W.device
-            )
-            maps = inverse_root(W.mT @ W + damping, 0.5)
+            identity = torch.eye(W.shape[-1], dtype=W.dtype, device=W.device)
+            maps = 0.5 * inverse_root(W.mT @ W + group["partner_damping"] * identity, 0.5)
             for layer, right_map in zip(batch, maps.unbind(), strict=True):
                 layer.state["right_map"] = right_map.clone()
         return []

@@ -9,21 +9,36 @@ from torch import Tensor
 from gomuon.capture import Statistics
 
 
+@dataclass(frozen=True)
+class LayerSpec:
+    """What is special about a parameter; see `Layer`."""
+
+    blocks: int = 1
+    partner: Tensor | None = None
+
+
 @dataclass(eq=False)
 class Layer:
     """A parameter, its state, and what was captured of it in this step.
 
-    `blocks` splits the output rows into equal blocks (attention heads) that are treated as matrices
-    of their own; everything is then seen as a stack [blocks, m, n]. `partner` is the weight this
-    one is multiplied with (queries with keys), for geometries that are made of it.
+    `spec.blocks` splits the output rows into equal blocks (attention heads) that are treated as
+    matrices of their own; everything is then seen as a stack [blocks, m, n]. `spec.partner` is the
+    weight this one is multiplied with (queries with keys), for geometries that are made of it.
     """
 
     name: str
     parameter: Tensor
     state: dict[str, Any]
+    spec: LayerSpec = LayerSpec()
     statistics: Statistics | None = None
-    blocks: int = 1
-    partner: Tensor | None = None
+
+    @property
+    def blocks(self) -> int:
+        return self.spec.blocks
+
+    @property
+    def partner(self) -> Tensor | None:
+        return self.spec.partner
 
     @property
     def dtype(self) -> torch.dtype:

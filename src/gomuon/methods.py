@@ -2,9 +2,13 @@
 
 from typing import Any, Unpack
 
+from torch import Tensor, nn
+
+from gomuon.attention import query_key_specs
 from gomuon.functional.polar import PolarMethod
+from gomuon.layers import LayerSpec
 from gomuon.optimizer import Common, MatrixOptimizer, Parameters
-from gomuon.recipes import GO_MUON, MUON
+from gomuon.recipes import GO_MUON, HALFSPACE, MUON, MUON_QK
 
 
 class GoMuon(MatrixOptimizer):
@@ -112,5 +116,95 @@ class Muon(MatrixOptimizer):
             "polar": polar,
             "graft": None,
             "refresh_every": 1,
+        }
+        super().__init__(params, settings, **common)
+
+
+class MuonQK(MatrixOptimizer):
+    """Muon whose queries and keys are treated head by head and whitened by their partner.
+
+    ΔQ_h = ½·polar(M̂_h C⁻¹)·C⁻¹ with C = (K_hᵀK_h + λI)^½, and the same for keys with queries; every
+    other matrix as in `Muon`. This is our reading of the paper's Tiny Shakespeare control, "Muon
+    with the campaign's Q/K partner metric, headwise Q/K treatment", which it does not define.
+
+    Args:
+        params: the model; it must hold attention modules with query and key linear layers.
+        lr: the matrices' learning rate.
+        heads: heads per attention module; read off the modules when None.
+        partner_damping: λ.
+    """
+
+    recipe = MUON_QK
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 0.018,
+        *,
+        momentum: float = 0.8,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        heads: int | None = None,
+        partner_damping: float = 0.01,
+        polar: PolarMethod = "auto",
+        **common: Unpack[Common],
+    ) -> None:
+        if not isinstance(params, nn.Module):
+            raise ValueError("MuonQK pairs queries with keys: pass the model, not its parameters")
+        self._heads = heads
+        settings: dict[str, Any] = {
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "partner_damping": partner_damping,
+            "polar": polar,
+            "graft": None,
+            "refresh_every": 1,
+        }
+        super().__init__(params, settings, **common)
+
+    def _layer_specs(self, model: nn.Module) -> dict[Tensor, LayerSpec]:
+        return query_key_specs(model, self.__dict__.get("_heads"))
+
+
+class Halfspace(MatrixOptimizer):
+    """The inside-only half-power score with a spectral half-space safeguard.
+
+    D = polar(B̄^(−½) M̂ A^(−½) + λM̂) for the smallest λ ≥ 0 with ⟨M̂, D⟩ ≥ τ‖M̂‖_*. This is our reading
+    of the "registered halfspace baseline" of the paper's map-back study, which it does not define.
+    The arguments are those of `GoMuon`, and τ.
+    """
+
+    recipe = HALFSPACE
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float = 0.08,
+        *,
+        momentum: float = 0.8,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        tau: float = 0.0,
+        alpha: float | tuple[float, float] = 0.5,
+        refresh_every: int = 1,
+        factor_decay: float = 0.97,
+        shrinkage: str | float = "oas",
+        polar: PolarMethod = "auto",
+        **common: Unpack[Common],
+    ) -> None:
+        settings: dict[str, Any] = {
+            "lr": lr,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "weight_decay": weight_decay,
+            "tau": tau,
+            "alpha": alpha,
+            "refresh_every": refresh_every,
+            "factor_decay": factor_decay,
+            "shrinkage": shrinkage,
+            "polar": polar,
+            "graft": None,
         }
         super().__init__(params, settings, **common)

@@ -15,7 +15,7 @@ from gomuon.capture import Capture
 from gomuon.checkpoints import FORMAT, check_fits, parameter_name, restored_state
 from gomuon.errors import GeometryWarning, NonFiniteGradientError
 from gomuon.faults import nonfinite_gradients
-from gomuon.layers import Layer
+from gomuon.layers import Layer, LayerSpec
 from gomuon.recipes import Recipe
 from gomuon.routing import (
     Route,
@@ -81,6 +81,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         """What is not saved: hooks, observers, the model they belong to."""
         self._model: nn.Module | None = None
         self._table = RoutingTable()
+        self._specs: dict[Tensor, LayerSpec] = {}
         self._captures: list[Capture] = []  # one per group
         self._observers: list[Observer] = []
         self._warned: set[str] = set()
@@ -160,7 +161,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 names = ", ".join(repr(layer.name) for layer in blind)
                 self._warn_once(
                     f"nothing was captured of {names}: since the last step no forward pass in "
-                    "training mode went through its module. It runs on identity maps, that is as Muon"
+                    "training mode went through its module. It runs on identity maps, as Muon does"
                 )
 
     # ---- clock and gate ----------------------------------------------------------------------
@@ -187,6 +188,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         """
         self.remove_hooks()
         self._model = model
+        self._specs = self._layer_specs(model)
         for index in range(len(self.param_groups)):
             self._hook_group(index)
         self._gate()
@@ -196,6 +198,15 @@ class MatrixOptimizer(torch.optim.Optimizer):
         for capture in self._captures:
             capture.remove()
         self._model = None
+
+    def _layer_specs(self, model: nn.Module) -> dict[Tensor, LayerSpec]:
+        """Parameters that are not simply one matrix; none unless a method says so."""
+        return {}
+
+    def add_observer(self, observer: Observer) -> Callable[[], None]:
+        """Call `observer(layers, G, source, D)` for every stack updated; returns what ends it."""
+        self._observers.append(observer)
+        return lambda: self._observers.remove(observer)
 
     def _hook_group(self, index: int) -> None:
         group, geometry = self.param_groups[index], self.recipe.geometry
@@ -263,7 +274,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
             if parameter.grad is None or parameter.numel() == 0:
                 continue
             if _is_matrix(group, parameter):
-                layers.append(Layer(name, parameter, self.state[parameter]))
+                spec = self._specs.get(parameter, LayerSpec())
+                layers.append(Layer(name, parameter, self.state[parameter], spec))
             else:
                 others.append(parameter)
         return layers, others

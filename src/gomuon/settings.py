@@ -79,6 +79,8 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "loss_reduction": (_one_of("mean", "sum"), '"mean" or "sum"'),
     "nonfinite": (_one_of("raise", "skip"), '"raise" or "skip"'),
     "treatment": (_one_of("matrix", "adamw", "auto"), '"matrix", "adamw" or "auto"'),
+    "tau": (_decay, "a number in [0, 1)"),
+    "partner_damping": (_within(1e-30, math.inf), "a number > 0"),
     "betas": (_pair_of(_decay), "a pair of numbers in [0, 1)"),
     "eps": (_at_least_zero, "a finite number >= 0"),
 }

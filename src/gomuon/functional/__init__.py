@@ -5,6 +5,7 @@
 """
 
 from gomuon.functional import theory
+from gomuon.functional.halfspace import halfspace_direction
 from gomuon.functional.oracle import (
     frobenius_graft,
     inside_only_direction,
@@ -17,6 +18,7 @@ from gomuon.functional.shrinkage import oas, shrink
 
 __all__ = [
     "frobenius_graft",
+    "halfspace_direction",
     "inside_only_direction",
     "inverse_root",
     "matched_direction",

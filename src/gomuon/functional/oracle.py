@@ -19,14 +19,14 @@ def matched_direction(
         right: [..., n, n] symmetric positive definite P_A, or None for the identity.
         polar_method: see `polar`.
     """
-    return _between(polar(_between(M, left, right), polar_method), left, right)
+    return preconditioned(polar(preconditioned(M, left, right), polar_method), left, right)
 
 
 def inside_only_direction(
     M: Tensor, left: Tensor | None, right: Tensor | None, *, polar_method: PolarMethod = "svd"
 ) -> Tensor:
     """polar(P_B M P_A) without the map back; its alignment with M may be negative (Section 2.2)."""
-    return polar(_between(M, left, right), polar_method)
+    return polar(preconditioned(M, left, right), polar_method)
 
 
 def frobenius_graft(D: Tensor) -> Tensor:
@@ -42,6 +42,7 @@ def weighted_norm(D: Tensor, left: Tensor | None, right: Tensor | None) -> Tenso
     return torch.linalg.matrix_norm(U, ord=2)
 
 
-def _between(X: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+def preconditioned(X: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """P_B X P_A."""
     X = X if left is None else left @ X
     return X if right is None else X @ right

@@ -1,0 +1,37 @@
+"""What can be watched while an optimizer runs."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gomuon.layers import Layer
+from gomuon.optimizer import MatrixOptimizer
+
+
+class Alignment:
+    """Counts updates that point against their source, ⟨M̂, D⟩ < 0, or their gradient, ⟨G, D⟩ < 0.
+
+    Theorem 1 rules out the first for a matched direction; nothing rules out the second.
+    """
+
+    def __init__(self, optimizer: MatrixOptimizer) -> None:
+        self._counts: Tensor | None = None
+        self._remove = optimizer.add_observer(self._observe)
+
+    @property
+    def negative_source(self) -> int:
+        return 0 if self._counts is None else int(self._counts[0])
+
+    @property
+    def negative_gradient(self) -> int:
+        return 0 if self._counts is None else int(self._counts[1])
+
+    def remove(self) -> None:
+        self._remove()
+
+    def _observe(self, batch: Sequence[Layer], G: Tensor, source: Tensor, D: Tensor) -> None:
+        negative = torch.stack([((X * D).sum(dim=(-2, -1)) < 0).sum() for X in (source, G)])
+        self._counts = (
+            negative if self._counts is None else self._counts + negative.to(self._counts)
+        )
