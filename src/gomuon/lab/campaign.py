@@ -11,7 +11,7 @@ from gomuon.lab import corpora, optimizers, tasks
 from gomuon.lab.errors import LabError
 from gomuon.lab.plans import Arm, Plan, run_name, tuning_name
 from gomuon.lab.runs import Run, RunConfig, is_finished, load_run
-from gomuon.lab.storage import locked, make_folder, read_json, write_json
+from gomuon.lab.storage import locked, make_folder, read_json, remove_leftovers, write_json
 from gomuon.lab.timing import interleaved
 from gomuon.lab.workers import Watcher, run_all
 
@@ -47,6 +47,7 @@ def run_campaign(
     check(plan, data_dir)
     make_folder(folder)
     with locked(folder):
+        remove_leftovers(folder)
         declare(plan, folder)
 
         def carry_out(configs: list[RunConfig]) -> None:

@@ -20,26 +20,33 @@ from gomuon.lab.workers import Crashed, Interrupted
 
 app = tyro.extras.SubcommandApp()
 
+# Options left open: their help says what then happens, which "default: None" would not.
+_OPEN = tyro.conf.arg(help_behavior_hint="")
+Whole = Annotated[int | None, _OPEN]
+Number = Annotated[float | None, _OPEN]
+Folder = Annotated[Path | None, _OPEN]
+Switch = Annotated[bool, _OPEN]
+
 
 @app.command
 def race(
     task: str = "grokking",
     optimizers: str = "go-muon,muon,adamw",
-    lr: str = "",
+    lr: Annotated[str, _OPEN] = "",
     seeds: str = "0",
-    steps: int | None = None,
-    adamw_lr: float | None = None,
-    width: int | None = None,
-    layers: int | None = None,
-    heads: int | None = None,
-    hidden: int | None = None,
-    modulus: int | None = None,
-    length: int | None = None,
-    batch: int | None = None,
-    jobs: int | None = None,
-    threads: int | None = None,
-    data_dir: Path | None = None,
-    out: Path | None = None,
+    steps: Whole = None,
+    adamw_lr: Number = None,
+    width: Whole = None,
+    layers: Whole = None,
+    heads: Whole = None,
+    hidden: Whole = None,
+    modulus: Whole = None,
+    length: Whole = None,
+    batch: Whole = None,
+    jobs: Whole = None,
+    threads: Whole = None,
+    data_dir: Folder = None,
+    out: Folder = None,
 ) -> None:
     """Race optimizers against each other from the same start on the same data.
 
@@ -51,15 +58,15 @@ def race(
         optimizers: Names separated by commas; the first is compared with each of the others.
         lr: Peak matrix rates, such as go-muon=.08,muon=.16; the others keep their defaults.
         seeds: Such as 0,1,2 or 0-2; every seed pairs all optimizers.
-        steps: Updates per run.
-        adamw_lr: Peak rate of embeddings, norms and other vectors.
-        width: Width of the transformer.
-        layers: Number of its layers.
-        heads: Attention heads per layer.
-        hidden: Width of its SwiGLU.
-        modulus: The p of modular addition.
-        length: Characters per window.
-        batch: Windows per update.
+        steps: Updates per run; by default the task's own number.
+        adamw_lr: Peak rate of embeddings, norms and vectors; 1e-2 for grokking, else 3e-3.
+        width: Width of the transformer; 64 for grokking, else 128.
+        layers: Number of its layers; 3.
+        heads: Attention heads per layer; 4.
+        hidden: Width of its SwiGLU; 192 for grokking, else 384.
+        modulus: The p of modular addition; 59.
+        length: Characters per window; 128.
+        batch: Windows per update; 16.
         jobs: Runs side by side; by default one per core.
         threads: Threads per run; by default the cores shared out among the jobs.
         data_dir: Folder with the corpora; by default GOMUON_DATA, then the cache, then download.
@@ -87,16 +94,16 @@ def race(
 
 @app.command
 def reproduce(
-    name: Annotated[str, tyro.conf.Positional],
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
     /,
-    seeds: str | None = None,
-    steps: int | None = None,
-    quick: bool = False,
-    dry_run: bool = False,
-    jobs: int | None = None,
-    threads: int | None = None,
-    data_dir: Path | None = None,
-    out: Path | None = None,
+    seeds: Annotated[str | None, _OPEN] = None,
+    steps: Whole = None,
+    quick: Switch = False,
+    dry_run: Switch = False,
+    jobs: Whole = None,
+    threads: Whole = None,
+    data_dir: Folder = None,
+    out: Folder = None,
 ) -> None:
     """Repeat an experiment of the paper and set its figures beside your own.
 
@@ -134,7 +141,7 @@ def reproduce(
 
 
 @app.command
-def report(folder: Annotated[Path, tyro.conf.Positional], /) -> None:
+def report(folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="DIR")], /) -> None:
     """Write report.md and the self-contained report.html of a campaign or run folder.
 
     Args:
@@ -146,10 +153,14 @@ def report(folder: Annotated[Path, tyro.conf.Positional], /) -> None:
 
 @app.command
 def data(
-    names: Annotated[tuple[str, ...], tyro.conf.Positional] = (),
+    names: Annotated[
+        tuple[str, ...],
+        tyro.conf.Positional,
+        tyro.conf.arg(metavar="[NAME …]", help_behavior_hint=""),
+    ] = (),
     /,
-    fetch: bool = False,
-    data_dir: Path | None = None,
+    fetch: Switch = False,
+    data_dir: Folder = None,
 ) -> None:
     """Show which corpora are present, and fetch those that are not.
 
@@ -217,6 +228,7 @@ def main(arguments: list[str] | None = None) -> int:
         app.cli(
             args=arguments or ["--help"],
             prog="gomuon",
+            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
             description="Go-MUON's lab: race optimizers, repeat the paper, read the reports.",
         )
     except LabError as error:

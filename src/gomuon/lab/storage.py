@@ -34,6 +34,12 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Drop the temporary files of processes that were killed while writing."""
+    for path in folder.glob(".*.part"):
+        path.unlink(missing_ok=True)
+
+
 def write_json(path: Path, value: Any) -> None:
     text = json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
     write_atomically(path, lambda temporary: _write_text(temporary, text))

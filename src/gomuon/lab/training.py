@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+import gomuon
 from gomuon.lab import machine, optimizers, pairing, tasks
 from gomuon.lab.errors import LabError
 from gomuon.lab.runs import (
@@ -35,6 +36,7 @@ from gomuon.lab.storage import (
     locked,
     make_folder,
     read_json_lines,
+    remove_leftovers,
     write_atomically,
     write_json,
 )
@@ -47,6 +49,10 @@ class Progress:
     step: int
     seconds: float
     metrics: dict[str, Any]
+
+
+class Diverged(Exception):
+    """The loss, or a gradient, stopped being a number."""
 
 
 class Session:
@@ -68,16 +74,26 @@ class Session:
         self.alignment = optimizers.watch_alignment(self.optimizer) if config.telemetry else None
 
     def update(self, step: int) -> tuple[dict[str, Any], float]:
-        """Make update ``step`` (from 1): its metrics line and the seconds of the whole step."""
+        """Make update ``step`` (from 1): its metrics line and the seconds of the whole step.
+
+        Raises:
+            Diverged: there is nothing finite to go on from.
+        """
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak * self.multipliers[step - 1]
         begun = time.perf_counter()
         loss, extra = self.task.loss(self.model, step)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
-        self.optimizer.step()
+        value = loss.item()
+        if not math.isfinite(value):
+            raise Diverged
+        try:
+            self.optimizer.step()
+        except gomuon.NonFiniteGradientError as error:
+            raise Diverged from error
         seconds = time.perf_counter() - begun
-        line = {"step": step, "loss": loss.item(), **extra, **self.task.evaluate(self.model, step)}
+        line = {"step": step, "loss": value, **extra, **self.task.evaluate(self.model, step)}
         if self.alignment is not None:
             line.update(self.alignment_counts())
         return line, seconds
@@ -137,6 +153,7 @@ def train(
     folder = Path(folder)
     make_folder(folder)
     with locked(folder):
+        remove_leftovers(folder)
         if is_finished(folder):
             _same_config(config, folder)
             return True
@@ -173,8 +190,10 @@ def _continue(
         if stop():
             checkpoint()
             return False
-        line, seconds = session.update(step + 1)
-        if not math.isfinite(line["loss"]):
+        try:
+            line, seconds = session.update(step + 1)
+        except Diverged:
+            # An outcome like any other: a race should end with a report, not with a failure.
             diverged = step + 1
             break
         step += 1
