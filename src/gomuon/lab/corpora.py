@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from gomuon.lab.downloads import Unavailable, Wheel, from_url, from_wheel
 from gomuon.lab.errors import LabError, unknown_name
+from gomuon.lab.storage import write_atomically
 
 ENVIRONMENT_VARIABLE = "GOMUON_DATA"
 
@@ -245,18 +245,5 @@ def _make_folder(folder: Path) -> None:
 
 
 def _write(destination: Path, content: bytes) -> bytes:
-    """Write all or nothing: a temporary file beside the destination, then a rename."""
-    temporary = ""
-    try:
-        handle, temporary = tempfile.mkstemp(dir=destination.parent, prefix=".fetching-")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp is private; a data folder may be shared
-        os.replace(temporary, destination)
-    except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
-        raise LabError(f"{destination}: cannot be written ({error.strerror or error})") from error
+    write_atomically(destination, lambda temporary: temporary.write_bytes(content))
     return content

@@ -1,0 +1,77 @@
+"""The outcomes of modular addition: when each arm grokked, and who is compared."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from gomuon.lab.errors import LabError
+from gomuon.lab.gather import ArmView, Campaign
+from gomuon.lab.runs import METRICS, Run
+from gomuon.lab.statistics import grokking_result
+
+NEVER = math.inf  # the grok step of a run that does not grok
+
+
+@dataclass(frozen=True)
+class GrokOutcomes:
+    """A campaign with its outcomes: arm name -> seed -> what `statistics` says of the run."""
+
+    campaign: Campaign
+    outcomes: dict[str, dict[int, dict[str, Any]]]
+
+    def groks(self, arm: ArmView) -> list[float]:
+        steps = [outcome["grok_step"] for outcome in self.outcomes[arm.name].values()]
+        return [NEVER if step is None else float(step) for step in steps]
+
+    def typical(self, arm: ArmView) -> float | None:
+        """The median grok step: a seed that never groks counts, where a mean would be infinite."""
+        steps = sorted(self.groks(arm))
+        if not steps:
+            return None
+        low, high = steps[(len(steps) - 1) // 2], steps[len(steps) // 2]
+        return low if low == high else (low + high) / 2
+
+    def ranked(self, arms: list[ArmView]) -> list[tuple[ArmView, float]]:
+        """By grok step; those that never grok by the accuracy they end with."""
+        known = [(arm, step) for arm in arms if (step := self.typical(arm)) is not None]
+        return sorted(known, key=lambda pair: (pair[1], -self.final(pair[0])))
+
+    def final(self, arm: ArmView) -> float:
+        values = [o["final_test_accuracy"] or 0.0 for o in self.outcomes[arm.name].values()]
+        return math.fsum(values) / len(values) if values else 0.0
+
+    def comparisons(self) -> list[tuple[ArmView, ArmView]]:
+        """The declared pairs of control and candidate."""
+        campaign = self.campaign
+        return [(campaign.arm(a), campaign.arm(b)) for a, b in campaign.comparisons]
+
+    def rivals(self) -> list[tuple[ArmView, ArmView]]:
+        """The pairs the headline is about: in a race the winner and the runner-up."""
+        ranking = [arm for arm, _ in self.ranked(list(self.campaign.arms))]
+        if self.campaign.race and len(ranking) > 1:
+            return [(ranking[1], ranking[0])]
+        return self.comparisons()
+
+    def diverged(self, arm: ArmView) -> int | None:
+        """The earliest update at which a run of the arm stopped being a number."""
+        results = [run.result or {} for run in arm.finished.values()]
+        return min((int(r["diverged_at"]) for r in results if "diverged_at" in r), default=None)
+
+
+def analyse(campaign: Campaign) -> GrokOutcomes:
+    return GrokOutcomes(
+        campaign,
+        {
+            arm.name: {seed: outcome(run) for seed, run in arm.finished.items()}
+            for arm in campaign.arms
+        },
+    )
+
+
+def outcome(run: Run) -> dict[str, Any]:
+    try:
+        return grokking_result(run.metrics)
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise LabError(f"{run.folder / METRICS}: a line lacks its accuracies ({error})") from error

@@ -1,0 +1,93 @@
+"""Write a campaign's report: `report.md` for reading as text, `report.html` for looking at.
+
+Both say the same, because both are rendered from one document; nothing is drawn or computed twice.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+from gomuon.lab import report_details, report_grokking, report_language
+from gomuon.lab import wording as w
+from gomuon.lab.document import Document, Note, Section, Standing
+from gomuon.lab.gather import Campaign, gather
+from gomuon.lab.grokking import analyse as analyse_grokking
+from gomuon.lab.language import analyse as analyse_language
+from gomuon.lab.markdown import render_markdown
+from gomuon.lab.page import render_page
+from gomuon.lab.storage import write_atomically
+
+MARKDOWN, PAGE = "report.md", "report.html"
+
+
+def write_report(folder: str | Path) -> tuple[Path, Path]:
+    """Write both files into a campaign's (or a single run's) folder and return their paths.
+
+    Raises:
+        LabError: the folder is neither, a file in it is damaged, its runs may not be compared,
+            or the folder cannot be written. Then no file is changed.
+    """
+    folder = Path(folder)
+    document = build_document(gather(folder))
+    texts = {MARKDOWN: render_markdown(document), PAGE: render_page(document)}
+    for name, text in texts.items():
+        # A folder's name may hold bytes that are no text; they must not stop the report.
+        content = text.encode("utf-8", "replace")
+        write_atomically(folder / name, partial(_write, content))
+    return folder / MARKDOWN, folder / PAGE
+
+
+def build_document(campaign: Campaign) -> Document:
+    """Everything the report says, as plain text, tables and pictures."""
+    headline, evidence, standings, sections = _findings(campaign)
+    return Document(
+        title=campaign.title,
+        headline=headline,
+        evidence=evidence,
+        lede=_lede(campaign),
+        quick=campaign.label == "quick",
+        standings=standings,
+        sections=(*_caution(campaign), *sections, *report_details.sections(campaign)),
+    )
+
+
+def _findings(campaign: Campaign) -> tuple[str, str, tuple[Standing, ...], list[Section]]:
+    if campaign.task == "grokking":
+        grok = analyse_grokking(campaign)
+        return (
+            report_grokking.headline(grok),
+            "",
+            report_grokking.standings(grok),
+            report_grokking.sections(grok),
+        )
+    language = analyse_language(campaign)
+    return (
+        report_language.headline(language),
+        report_language.evidence(language),
+        report_language.standings(language),
+        report_language.sections(language),
+    )
+
+
+def _lede(campaign: Campaign) -> str:
+    done = sum(len(arm.finished) for arm in campaign.arms)
+    total = len(campaign.arms) * len(campaign.seeds)
+    arms = w.many(len(campaign.arms), "arm")
+    text = f"{arms}, {w.seeds(campaign.seeds)}, {w.many(campaign.steps, 'update')} each"
+    if done < total:
+        text += f"; {done} of {total} runs finished"
+    return f"{text}. Arms that share a seed share initial parameters, minibatches and schedule."
+
+
+def _caution(campaign: Campaign) -> list[Section]:
+    """What a reader of a partial campaign must know before reading any figure."""
+    left = len(campaign.missing) + len(campaign.unfinished)
+    if not left:
+        return []
+    text = f"This campaign is not finished: {w.many(left, 'run')} to go. Figures may still change."
+    return [Section("Unfinished", (Note(text, "warn"),))]
+
+
+def _write(content: bytes, path: Path) -> None:
+    path.write_bytes(content)
