@@ -97,7 +97,7 @@ def declare(plan: Plan, folder: Path) -> None:
         if recorded.get(field) != wanted[field]:
             was, now = _difference(recorded.get(field), wanted[field])
             raise LabError(
-                f"{folder} declares another plan: its {field} is {was}, not {now}; "
+                f"{folder} declares another plan; {field} there: {was}, here: {now}; "
                 "give another folder with --out"
             )
 

@@ -1,0 +1,253 @@
+"""The command line as a person meets it: what it prints, what it refuses, how it stops."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from made_runs import addition
+from rich.console import Console
+
+import gomuon.__main__
+from gomuon.lab import campaign, cli, display, racing, timing
+from gomuon.lab.display import LiveDisplay, PlainDisplay
+from gomuon.lab.runs import METRICS, load_run
+from gomuon.lab.training import Progress, train
+
+TINY = [*("--width", "8"), *("--layers", "1"), *("--heads", "2"), *("--hidden", "8")]
+TINY += [*("--modulus", "5"), *("--threads", "1")]
+RACE = ["race", "--optimizers", "go-muon,adamw", "--jobs", "2", *TINY]
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """The one line a refused command prints."""
+    assert cli.main(arguments) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("gomuon: ")
+    assert said.err.count("\n") == 1
+    assert "Traceback" not in said.err + said.out
+    return said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("race --task groking", "unknown task 'groking'; did you mean 'grokking'?"),
+        ("race --optimizers go-muon,adam", "unknown optimizer 'adam'; did you mean 'adamw'?"),
+        ("race --optimizers zzz", "known: "),
+        ("race --steps -5", "--steps must be at least 1, not -5"),
+        ("race --jobs 0", "--jobs must be at least 1, not 0"),
+        ("race --threads 0", "--threads must be at least 1, not 0"),
+        ("race --width 30", "width 30 must be a multiple"),
+        ("race --modulus 1", "modulus must be at least 2, not 1"),
+        ("race --lr go-muon=fast", "'fast' is not a number"),
+        ("race --adamw-lr -1", "adamw_lr must be a positive number, not -1.0"),
+        ("race --seeds x", "--seeds 'x' is not understood"),
+        ("reproduce pbt", "unknown experiment 'pbt'; did you mean 'ptb'?"),
+        ("reproduce ptb --steps 0", "--steps must be at least 1, not 0"),
+        ("data shakespear", "unknown corpus 'shakespear'; did you mean 'shakespeare'?"),
+        ("report nowhere", "nowhere"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(
+    arguments: str,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert words in refused(arguments.split(), capsys)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_read_only_folder_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Root may write anywhere, so the kernel's answer is made up where the test runs as root.
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda p, mode: Path(p) != tmp_path and real(p, mode))
+    assert "read-only" in refused([*RACE, "--out", str(tmp_path)], capsys)
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    assert "cannot write" in refused([*RACE, "--out", str(blocked / "out")], capsys)
+    assert "cannot write" in refused([*RACE, "--out", str(blocked)], capsys)
+
+
+def test_a_folder_that_is_no_campaign_is_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert str(tmp_path) in refused(["report", str(tmp_path)], capsys)
+
+
+def test_a_truncated_metrics_line_is_named_by_report(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    train(addition(), tmp_path)
+    path = tmp_path / METRICS
+    path.write_bytes(path.read_bytes()[:-5])
+    assert "metrics.jsonl, line 12: truncated" in refused(["report", str(tmp_path)], capsys)
+
+
+@pytest.mark.parametrize("arguments", ["race --steps many", "reproduce", "dance", "race --nothing"])
+def test_what_cannot_be_parsed_exits_with_2(
+    arguments: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments.split())
+    assert caught.value.code == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["race", "reproduce", "report", "data"])
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([command, "--help"])
+    assert caught.value.code == 0
+    text = capsys.readouterr().out
+    assert "default: None" not in text
+    assert "{None}" not in text
+
+
+def test_a_race_from_start_to_report(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = tmp_path / "demo"
+    arguments = [*RACE, "--steps", "12", "--lr", "adamw=.02", "--out", str(out)]
+    assert cli.main(arguments) == 0
+    text = capsys.readouterr().out
+    assert "[0/2] go-muon-s0  started" in text
+    assert re.search(r"\[2/2\] \S+  finished  loss \d\.\d{4}  train [\d.]+%  held out", text)
+    assert "Go-MUON 0.08" in text
+    assert "AdamW 0.02" in text
+    assert "\x1b" not in text
+    assert (out / "report.html").stat().st_size > 1000
+    assert (out / "report.md").exists()
+    plan = json.loads((out / campaign.PLAN).read_text())
+    assert plan["threads"] == 1
+    assert load_run(out / "runs" / "adamw-s0").config.lr == 0.02
+
+    assert cli.main(arguments) == 0
+    assert "adamw-s0  finished before" in capsys.readouterr().out
+    assert "arms there: {'lr': 0.02" in refused([*arguments, "--lr", "adamw=.03"], capsys)
+    assert cli.main(["report", str(out)]) == 0
+
+
+def test_a_campaign_keeps_the_threads_it_was_begun_with(tmp_path: Path) -> None:
+    assert cli.share(4, jobs=2, threads=3, folder=tmp_path) == (2, 3)
+    (tmp_path / campaign.PLAN).write_text('{"threads": 5}')
+    assert cli.share(4, jobs=2, threads=None, folder=tmp_path) == (2, 5)
+    assert cli.share(4, jobs=2, threads=1, folder=tmp_path) == (2, 1)
+
+
+def test_dry_run_prints_the_plan_and_runs_nothing(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(timing, "seconds_per_update", lambda config, data_dir: 0.36)
+    assert cli.main(["reproduce", "grokking", "--dry-run", "--jobs", "2", "--threads", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "p103" not in text  # people read titles, folders carry slugs
+    assert "Go-MUON 0.08" in text
+    assert "modulus=107" in text
+    assert "0.360" in text
+    assert "estimate   2 h 00 min with 2 jobs of 1 threads" in text
+    assert not list(tmp_path.iterdir())
+
+
+def test_quick_says_so(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(timing, "seconds_per_update", lambda config, data_dir: 0.1)
+    assert cli.main(["reproduce", "grokking", "--dry-run", "--quick"]) == 0
+    assert "QUICK" in capsys.readouterr().out
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "COLUMNS": "100"}
+
+
+def test_ctrl_c_stops_cleanly_and_the_same_command_continues(tmp_path: Path) -> None:
+    arguments = [*RACE, "--steps", "200", "--out", "out"]
+    command = [sys.executable, "-m", "gomuon", *arguments]
+    process = subprocess.Popen(
+        command,
+        cwd=tmp_path,
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    folders = [tmp_path / "out" / "runs" / name for name in ("go-muon-s0", "adamw-s0")]
+    deadline = time.monotonic() + 60
+    while not all((f / METRICS).exists() and (f / METRICS).stat().st_size for f in folders):
+        assert time.monotonic() < deadline
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)  # a terminal sends it to the whole group
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert err.strip().endswith(f"continue with: gomuon {' '.join(arguments)}")
+    assert "Traceback" not in out + err
+    made = [len(load_run(folder).metrics) for folder in folders]
+    assert 0 < min(made) < 200
+    for folder, count in zip(folders, made, strict=True):
+        if count < 200:
+            # It stopped with a checkpoint of its very last update.
+            before = (folder / METRICS).read_bytes()
+            assert train(load_run(folder).config, folder)
+            assert (folder / METRICS).read_bytes().startswith(before)
+            assert load_run(folder).finished
+
+
+def test_a_missing_extra_says_how_to_get_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "tyro", None)
+    monkeypatch.delitem(sys.modules, "gomuon.lab.cli")
+    monkeypatch.delattr(gomuon.lab, "cli")
+    assert gomuon.__main__.main() == 2
+    assert 'pip install "gomuon[lab]"' in capsys.readouterr().err
+
+
+def test_live_and_plain_displays_show_the_same_facts() -> None:
+    plan = racing.race_plan("grokking", "go-muon,adamw", steps=100)
+    config = plan.config(plan.arms[0], 0, 0.08)
+    metrics = {"step": 40, "loss": 1.23456, "train_accuracy": 0.5, "test_accuracy": 0.125}
+    for kind, terminal in ((PlainDisplay, False), (LiveDisplay, True)):
+        console = Console(record=True, force_terminal=terminal, width=120, file=io.StringIO())
+        shown = display.open_display(plan, console)
+        assert type(shown) is kind
+        with shown:
+            shown.skip(plan.config(plan.arms[1], 0, 0.01))
+            shown.begin(config)
+            shown.update(config, Progress(40, 0.5, metrics))
+            assert shown.left == 60
+            assert shown.eta() is not None
+            shown.finish(config)
+        text = console.export_text()
+        assert "go-muon-s0" in text
+        assert "loss 1.2346  train 50.0%  held out 12.5%" in text
+        assert "finished before" in text
+        assert shown.settled == 2
+
+
+def test_times_are_words() -> None:
+    assert [display.clock(s) for s in (0, 59.6, 61, 7325, None)] == [
+        "0 s",
+        "1 min 00 s",
+        "1 min 01 s",
+        "2 h 02 min",
+        "some time",
+    ]
