@@ -8,7 +8,7 @@ the loss reaches. Nothing here knows of factors, shrinkage or optimizers.
 
 import weakref
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -35,34 +35,66 @@ class Statistics:
     gradients: Moment | None
 
 
+def _leaf(dtype: torch.dtype, device: torch.device, *shape: int) -> Tensor:
+    """A probe: a leaf whose gradient autograd will fill.
+
+    Expanded from one element, it has a moment's shape without its memory.
+    """
+    return torch.zeros((), dtype=dtype, device=device).expand(shape).requires_grad_()
+
+
 class Probe:
-    """Two leaves whose gradients autograd fills with a moment and its count."""
+    """Two leaves, for a moment and for its count."""
 
     def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        # Expanded from one element: the leaf has the moment's shape without its memory.
-        self.total = torch.zeros((), dtype=dtype, device=device).expand(size, size).requires_grad_()
-        self.count = torch.zeros((), dtype=torch.float64, device=device).requires_grad_()
+        self.total = _leaf(dtype, device, size, size)
+        self.count = _leaf(torch.float64, device)
+
+    @property
+    def moment(self) -> Moment | None:
+        if self.total.grad is None or self.count.grad is None:
+            return None
+        return Moment(self.total.grad, self.count.grad)
+
+    def clear(self) -> None:
+        self.total.grad = self.count.grad = None
+
+
+class Reading:
+    """One input tensor of one forward pass, and the layers that read it.
+
+    The leader's tap forms the moment. Every reader's tap counts its own rows, so that a reader the
+    loss did not reach, or a pass that was only a recomputation, counts for nothing.
+    """
+
+    def __init__(self, leader: "LayerHook", x: Tensor) -> None:
+        self.leader = leader
+        self.total = _leaf(leader.dtype, x.device, x.shape[-1], x.shape[-1])
+        self.counts: dict[LayerHook, Tensor] = {}
+
+    def count_of(self, reader: "LayerHook") -> Tensor:
+        """The reader's counting probe."""
+        return self.counts.setdefault(reader, _leaf(torch.float64, self.total.device))
 
     @property
     def filled(self) -> bool:
         return self.total.grad is not None
 
-    def read(self) -> Moment:
-        assert self.total.grad is not None
-        assert self.count.grad is not None
-        return Moment(self.total.grad, self.count.grad)
+    @property
+    def times(self) -> dict["LayerHook", float]:
+        """How often each reader's backward passed over the rows, relative to the leader's."""
+        counts = {hook: c.grad for hook, c in self.counts.items() if c.grad is not None}
+        rows = float(counts[self.leader]) if self.leader in counts else 0.0
+        return {hook: float(count) / rows for hook, count in counts.items()} if rows else {}
 
-    def clear(self) -> None:
-        self.total.grad = None
-        self.count.grad = None
-
-
-@dataclass(eq=False)
-class Reading:
-    """One input tensor of one forward pass, and the layers that read it."""
-
-    probe: Probe
-    readers: list["LayerHook"] = field(default_factory=list)
+    def absorb(self, other: "Reading") -> None:
+        for mine, theirs in (
+            (self.total, other.total),
+            *((self.counts[hook], other.counts[hook]) for hook in other.times),
+        ):
+            assert mine.grad is not None
+            assert theirs.grad is not None
+            mine.grad.add_(theirs.grad)
 
 
 class Window:
@@ -73,42 +105,50 @@ class Window:
         self._readings: list[Reading] = []
         self._inputs: dict[int, tuple[weakref.ref[Tensor], int, Reading]] = {}
 
-    def reading_of(self, x: Tensor, hook: "LayerHook") -> tuple[Reading, bool]:
-        """The reading x belongs to, and whether `hook` is the first to read it."""
+    def reading_of(self, x: Tensor, hook: "LayerHook") -> Reading:
+        """The reading of x that `hook` takes part in; it leads it if nobody else does."""
         known = self._inputs.get(id(x))
-        # The same object, still alive and not written to since: q, k and v of one attention.
-        if known is not None and known[0]() is x and known[1] == x._version:
-            known[2].readers.append(hook)
-            return known[2], False
-        reading = Reading(Probe(x.shape[-1], hook.dtype, x.device), [hook])
+        # The same object, still alive and not written to since: q, k and v of one attention. Who
+        # has led a reading of x leads again, so that checkpointing's second pass saves the same.
+        if (
+            known is not None
+            and known[0]() is x
+            and known[1] == x._version
+            and known[2].leader is not hook
+        ):
+            return known[2]
+        reading = Reading(hook, x)
         self._inputs[id(x)] = (weakref.ref(x), x._version, reading)
         self._readings.append(reading)
-        return reading, True
+        return reading
 
     def inputs_of(self, hooks: Sequence["LayerHook"], cache: dict[Any, Moment]) -> Moment | None:
-        """The moment of all inputs these hooks read; one object for equal sets of readings."""
-        terms = [(hook.inputs, 1) for hook in hooks]
+        """The moment of all inputs these hooks read; one object for equal sums."""
+        terms = [(hook.inputs.moment, 1.0) for hook in hooks]
         for reading in self._readings:
-            # A module applied twice to one tensor has that tensor in its sum twice.
-            times = sum(reading.readers.count(hook) for hook in hooks)
-            terms += [(reading.probe, times)] if times else []
+            if reading.filled:
+                times = sum(reading.times.get(hook, 0.0) for hook in hooks)
+                whole = Moment(
+                    *(_gradient(p) for p in (reading.total, reading.counts[reading.leader]))
+                )
+                terms += [(whole, times)] if times else []
         return _add(terms, cache)
 
     def fold(self, reading: Reading) -> None:
         """Merge a finished reading into an older one of the same readers, to bound memory."""
+        if reading not in self._readings:
+            return
         for other in self._readings:
-            if other is reading:
-                return
-            if other.probe.filled and other.readers == reading.readers:
-                newer, older = reading.probe.read(), other.probe.read()
-                older.total.add_(newer.total)
-                older.count.add_(newer.count)
+            if other is reading or other.leader is not reading.leader or not other.filled:
+                continue
+            if other.times == reading.times:
+                other.absorb(reading)
                 self._readings.remove(reading)
                 return
 
     def forget_sums(self) -> None:
         """Drop what backward passes delivered; forward passes still awaiting theirs stay."""
-        self._readings = [r for r in self._readings if not r.probe.filled]
+        self._readings = [reading for reading in self._readings if not reading.filled]
 
     def clear(self) -> None:
         self._readings.clear()
@@ -145,30 +185,31 @@ class LayerHook:
         if self.gradients.count.device != output.device:
             self.place(output.device)  # the model was moved
         x: Tensor = args[0] if args else kwargs["input"]
-        inputs = self._input_probe(x) if self.wants_inputs else None
-        gradients = self.gradients if self.wants_gradients else None
+        total, count = self._input_probes(x) if self.wants_inputs else (None, None)
         tapped: Tensor = Tap.apply(
             output,
-            None if inputs is None else x,
-            None if inputs is None else inputs.total,
-            None if inputs is None else inputs.count,
-            None if gradients is None else gradients.total,
-            None if gradients is None else gradients.count,
+            x if total is not None else None,
+            total,
+            x.numel() // x.shape[-1],
+            count,
+            self.gradients.total if self.wants_gradients else None,
+            self.gradients.count if self.wants_gradients else None,
         )
         return tapped
 
-    def _input_probe(self, x: Tensor) -> Probe | None:
-        """The probe for x, or None when another layer takes its moment for us."""
+    def _input_probes(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Probes for x's moment (None when another layer takes it for us) and for our rows."""
         if torch.compiler.is_compiling():
-            return self.inputs  # who shares a tensor is not known while a graph is traced
-        led, self._led = self._led, None
-        if led is not None and led.probe.filled:
-            self.window.fold(led)
-        reading, first = self.window.reading_of(x, self)
-        if not first:
-            return None
+            # Who shares a tensor is not known while a graph is traced.
+            return self.inputs.total, self.inputs.count
+        if self._led is not None and self._led.filled:
+            self.window.fold(self._led)
+            self._led = None
+        reading = self.window.reading_of(x, self)
+        if reading.leader is not self:
+            return None, reading.count_of(self)
         self._led = reading
-        return reading.probe
+        return reading.total, reading.count_of(self)
 
     def forget_sums(self) -> None:
         self.inputs.clear()
@@ -190,7 +231,7 @@ class InertHook:
 
 
 class Tap(torch.autograd.Function):
-    """The identity on y; its backward returns moments as the gradients of the probes."""
+    """The identity on y; its backward returns moments and counts as the gradients of the probes."""
 
     @staticmethod
     def forward(
@@ -198,50 +239,61 @@ class Tap(torch.autograd.Function):
         y: Tensor,
         x: Tensor | None,
         inputs_total: Tensor | None,
+        rows: int,
         inputs_count: Tensor | None,
         gradients_total: Tensor | None,
         gradients_count: Tensor | None,
     ) -> Tensor:
         if x is not None:
             ctx.save_for_backward(x)  # the tensor the layer itself keeps: no extra memory
-        ctx.dtypes = (
-            None if inputs_total is None else inputs_total.dtype,
-            None if gradients_total is None else gradients_total.dtype,
+        ctx.rows = rows
+        ctx.dtypes = tuple(
+            None if probe is None else probe.dtype
+            for probe in (inputs_total, inputs_count, gradients_total)
         )
         # Not a view: in-place activations may write to it. y itself is kept by nobody.
         return y.clone()
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        inputs_dtype, gradients_dtype = ctx.dtypes
-        nothing = (None, None)
-        inputs = _second_moment(ctx.saved_tensors[0], inputs_dtype) if inputs_dtype else nothing
-        gradients = _second_moment(g, gradients_dtype) if gradients_dtype else nothing
-        return g, None, *inputs, *gradients
+        inputs_dtype, count_dtype, gradients_dtype = ctx.dtypes
+        rows = torch.full((), ctx.rows, dtype=torch.float64, device=g.device)
+        return (
+            g,
+            None,
+            _second_moment(ctx.saved_tensors[0], inputs_dtype) if inputs_dtype else None,
+            None,
+            rows if count_dtype else None,
+            _second_moment(g, gradients_dtype) if gradients_dtype else None,
+            rows if gradients_dtype else None,
+        )
 
 
-def _second_moment(v: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _second_moment(v: Tensor, dtype: torch.dtype) -> Tensor:
     # A user may call backward inside autocast, which would round the product to bfloat16.
     with torch.autocast(v.device.type, enabled=False):
         rows = v.detach().reshape(-1, v.shape[-1]).to(dtype)
-        count = torch.full((), rows.shape[0], dtype=torch.float64, device=v.device)
-        return rows.mT @ rows, count
+        return rows.mT @ rows
 
 
-def _add(terms: Iterable[tuple[Probe, int]], cache: dict[Any, Moment]) -> Moment | None:
-    """Σ times·moment over the filled probes; the same object for the same sum."""
-    filled = [(probe, times) for probe, times in terms if probe.filled]
-    if not filled:
+def _gradient(probe: Tensor) -> Tensor:
+    assert probe.grad is not None
+    return probe.grad
+
+
+def _add(terms: Iterable[tuple[Moment | None, float]], cache: dict[Any, Moment]) -> Moment | None:
+    """Σ times·moment; the same object for the same sum."""
+    present = [(moment, times) for moment, times in terms if moment is not None]
+    if not present:
         return None
-    key = tuple((id(probe), times) for probe, times in filled)
+    key = tuple((id(moment.total), times) for moment, times in present)
     if key not in cache:
-        if len(filled) == 1 and filled[0][1] == 1:
-            cache[key] = filled[0][0].read()
+        if len(present) == 1 and present[0][1] == 1:
+            cache[key] = present[0][0]
         else:
-            moments = [(probe.read(), times) for probe, times in filled]
             cache[key] = Moment(
-                torch.stack([moment.total * times for moment, times in moments]).sum(0),
-                torch.stack([moment.count * times for moment, times in moments]).sum(),
+                torch.stack([moment.total * times for moment, times in present]).sum(0),
+                torch.stack([moment.count * times for moment, times in present]).sum(),
             )
     return cache[key]
 
@@ -277,7 +329,7 @@ class Capture:
         return {
             parameter: Statistics(
                 self.window.inputs_of(hooks, inputs_cache),
-                _add(((hook.gradients, 1) for hook in hooks), {}),
+                _add(((hook.gradients.moment, 1.0) for hook in hooks), {}),
             )
             for parameter, hooks in self._hooks.items()
         }

@@ -135,7 +135,8 @@ def _roots(S: Tensor, power: float) -> list[Tensor | None]:
     # LAPACK refuses a whole batch for one NaN, so unusable factors are stood in for.
     S = torch.where(finite.view(-1, *[1] * (S.ndim - 1)), S, identity)
     try:
-        roots: list[Tensor | None] = list(inverse_root(S, power).unbind())
+        # Clones, not views, any one of which would keep the whole batch alive.
+        roots: list[Tensor | None] = [root.clone() for root in inverse_root(S, power)]
     except DecompositionError:
         roots = [_root_or_none(factor, power) for factor in S.unbind()]
     return [root if good else None for root, good in zip(roots, finite.tolist(), strict=True)]
@@ -152,7 +153,7 @@ def _keep(layer: Layer, name: str, value: Tensor | None) -> list[Layer]:
     """Cache a new map, or report the layer and leave the old one (Corollary 2)."""
     if value is None:
         return [layer]
-    layer.state[name] = value.clone()  # not a view, which would keep its whole batch alive
+    layer.state[name] = value
     return []
 
 

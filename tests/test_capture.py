@@ -1,0 +1,304 @@
+"""Capture sees what it must, once, and nothing on reuse steps."""
+
+import gc
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from gomuon import GoMuon
+from gomuon.capture import Capture, Statistics
+from tests.memory import peak_bytes
+from tests.models import language_loss, mlp, transformer
+
+
+class Attention(nn.Module):
+    """Two layers that read one tensor, one that reads another, an in-place activation between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.o = nn.Linear(6, 5), nn.Linear(6, 5), nn.Linear(5, 3)
+        self.double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.o(F.relu(self.q(x), inplace=True) * self.k(x))
+
+
+def watch(*modules: nn.Linear) -> Capture:
+    capture = Capture()
+    for module in modules:
+        weight = module.get_parameter("weight")
+        capture.watch(weight, [module], inputs=True, gradients=True)
+    capture.gate(True)
+    return capture
+
+
+def seen(capture: Capture, module: nn.Linear) -> tuple[Tensor, float, Tensor, float]:
+    statistics = capture.collect()[module.weight]
+    assert statistics.inputs is not None
+    assert statistics.gradients is not None
+    inputs, gradients = statistics.inputs, statistics.gradients
+    return inputs.total, float(inputs.count), gradients.total, float(gradients.count)
+
+
+def expected(model: Attention, x: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """xᵀx and gᵀg of q and o by hand, without hooks."""
+    q = model.q(x)
+    hidden = q.relu() * model.k(x)
+    y = model.o(hidden)
+    g_q, g_o = torch.autograd.grad(y.square().mean(), (q, y))
+
+    def moment(v: Tensor) -> Tensor:
+        rows = v.detach().reshape(-1, v.shape[-1])
+        return rows.T @ rows
+
+    return {"q": (moment(x), moment(g_q)), "o": (moment(hidden), moment(g_o))}
+
+
+def inputs(*shape: int, seed: int = 1) -> Tensor:
+    return torch.randn(*shape, 6, generator=torch.Generator().manual_seed(seed)).double()
+
+
+@pytest.mark.parametrize("shape", [(7,), (4, 3), (2, 3, 2)])
+def test_moments_are_sums_over_all_rows(shape: tuple[int, ...]) -> None:
+    model, x = Attention(), inputs(*shape)
+    capture = watch(model.q, model.k, model.o)
+    model(x).square().mean().backward()
+    rows = x.numel() // 6
+    for name, module in (("q", model.q), ("o", model.o)):
+        A, count_A, B, count_B = seen(capture, module)
+        by_hand = expected(model, x)[name]
+        torch.testing.assert_close(A, by_hand[0], rtol=1e-12, atol=0)
+        torch.testing.assert_close(B, by_hand[1], rtol=1e-12, atol=0)
+        assert (count_A, count_B) == (rows, rows)
+
+
+def test_capture_does_not_change_the_gradients() -> None:
+    model, x = Attention(), inputs(4, 3)
+    capture = watch(model.q, model.k, model.o)
+    model(x).square().mean().backward()
+    capture.remove()
+    other = Attention()
+    other(x).square().mean().backward()
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert p.grad is not None
+        assert q.grad is not None
+        assert torch.equal(p.grad, q.grad)
+
+
+def test_layers_that_read_one_tensor_share_one_moment() -> None:
+    model = Attention()
+    capture = watch(model.q, model.k, model.o)
+    for seed in (1, 2):
+        model(inputs(5, seed=seed)).sum().backward()
+    statistics = capture.collect()
+    q, k, o = (statistics[module.weight].inputs for module in (model.q, model.k, model.o))
+    assert q is k
+    assert q is not o
+
+
+def test_sharing_is_exact_when_the_pattern_changes() -> None:
+    """Self-attention (q and k read x) and cross-attention (k reads memory) in one step."""
+    model, x, memory = Attention(), inputs(5, seed=1), inputs(4, seed=2)
+    capture = watch(model.q, model.k)
+    for source in (x, memory):
+        (model.q(x).sum() + model.k(source).sum()).backward()
+    A_q, count_q, _, _ = seen(capture, model.q)
+    A_k, count_k, _, _ = seen(capture, model.k)
+    torch.testing.assert_close(A_q, 2 * x.T @ x)
+    torch.testing.assert_close(A_k, x.T @ x + memory.T @ memory)
+    assert (count_q, count_k) == (10, 9)
+
+
+def test_an_input_written_to_in_place_is_another_input() -> None:
+    model, x = Attention(), inputs(5)
+    first = x.clone()
+    capture = watch(model.q, model.k)
+    out = model.q(first).sum()
+    out.backward()
+    first.mul_(3)
+    model.k(first).sum().backward()
+    torch.testing.assert_close(seen(capture, model.q)[0], x.T @ x)
+    torch.testing.assert_close(seen(capture, model.k)[0], 9 * x.T @ x)
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 5])
+def test_micro_batches_and_repeated_calls_add_up(pieces: int) -> None:
+    model, x = Attention(), inputs(10)
+    capture = watch(model.q, model.k, model.o)
+    for piece in x.chunk(pieces):
+        (model(piece).square().sum() / 30).backward()
+    once = Attention()
+    whole = watch(once.q, once.k, once.o)
+    (once(x).square().sum() / 30).backward()
+    for name in ("q", "k", "o"):
+        for got, want in zip(
+            seen(capture, getattr(model, name)), seen(whole, getattr(once, name)), strict=True
+        ):
+            torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-15)
+
+
+def test_finished_micro_batches_are_folded() -> None:
+    """Memory does not grow with the number of micro-batches."""
+    model = Attention()
+    capture = watch(model.q, model.k, model.o)
+    for seed in range(20):
+        model(inputs(3, seed=seed)).sum().backward()
+    assert len(capture.window._readings) <= 6
+    assert seen(capture, model.q)[1] == 60
+
+
+def test_a_module_called_twice_in_one_pass_counts_twice() -> None:
+    model, x = Attention(), inputs(5)
+    capture = watch(model.q)
+    (model.q(x).sum() + 2 * model.q(x).sum()).backward()
+    A, count_A, B, count_B = seen(capture, model.q)
+    torch.testing.assert_close(A, 2 * x.T @ x)
+    torch.testing.assert_close(B, torch.full_like(B, 5 * 1 + 5 * 4))
+    assert (count_A, count_B) == (10, 10)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_activation_checkpointing_counts_once(reentrant: bool) -> None:
+    model, x = Attention(), inputs(4, 3).requires_grad_()
+    capture = watch(model.q, model.k, model.o)
+    y = checkpoint(model, x, use_reentrant=reentrant)
+    assert isinstance(y, Tensor)
+    y.square().mean().backward()
+    A, count_A, B, count_B = seen(capture, model.q)
+    by_hand = expected(model, x.detach())["q"]
+    torch.testing.assert_close(A, by_hand[0])
+    torch.testing.assert_close(B, by_hand[1])
+    assert (count_A, count_B) == (12, 12)
+
+
+def no_grad(model: Attention, x: Tensor) -> None:
+    with torch.no_grad():
+        model(x)
+
+
+def eval_mode(model: Attention, x: Tensor) -> None:
+    model.eval()
+    model(x).sum().backward()
+    model.train()
+
+
+def without_backward(model: Attention, x: Tensor) -> None:
+    model(x)
+
+
+def frozen(model: Attention, x: Tensor) -> None:
+    for p in model.parameters():
+        p.requires_grad_(False)
+    model(x.requires_grad_()).sum().backward()
+
+
+@pytest.mark.parametrize("passing", [no_grad, eval_mode, without_backward, frozen])
+def test_passes_that_are_not_training_leave_no_trace(
+    passing: Callable[[Attention, Tensor], None],
+) -> None:
+    model = Attention()
+    capture = watch(model.q, model.k, model.o)
+    passing(model, inputs(5))
+    assert set(capture.collect().values()) == {Statistics(None, None)}
+
+
+def test_statistics_share_the_gradients_fate() -> None:
+    """A batch whose gradients are cleared without a step leaves nothing behind."""
+    model = transformer()
+    optimizer = GoMuon(model)
+    language_loss(model, 0).backward()
+    optimizer.zero_grad()
+    language_loss(model, 1).backward()
+    weight = model.get_parameter("trunk.blocks.0.attention.q.weight")
+    statistics = optimizer._captures[0].collect()[weight]
+    assert statistics.gradients is not None
+    assert float(statistics.gradients.count) == 60
+
+
+def test_backward_inside_autocast_keeps_float32_moments() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(64, 3)
+    x = torch.randn(100, 64)
+    capture = watch(model)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model(x).float().sum().backward()
+    A = seen(capture, model)[0]
+    assert A.dtype == torch.float32
+    torch.testing.assert_close(A, x.T @ x, rtol=1e-5, atol=1e-4)
+
+
+def test_reuse_steps_equal_a_model_without_hooks() -> None:
+    """The same graph and the same peak memory over forward and backward."""
+
+    def cost(model: nn.Module) -> tuple[int, int]:
+        nodes = graph_size(language_loss(model, 7))
+        model.zero_grad()
+        peak = peak_bytes(lambda: language_loss(model, 7).backward())
+        model.zero_grad()
+        return nodes, peak
+
+    model = transformer(dtype=torch.float32)
+    without = cost(model)
+    optimizer = GoMuon(model)
+    refresh = cost(model)
+    language_loss(model, 0).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert refresh[0] > without[0], "a refresh step does plant its taps"
+    assert refresh[1] > without[1], "and forms its moments"
+    assert cost(model) == without
+
+
+def test_reuse_steps_keep_no_tensor() -> None:
+    model = transformer(dtype=torch.float32)
+    optimizer = GoMuon(model)
+    language_loss(model, 0).backward()
+    optimizer.step()  # the refresh
+    optimizer.zero_grad()
+
+    def live() -> int:
+        gc.collect()
+        return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+    before = live()
+    loss = language_loss(model, 1)
+    hooked = live() - before
+    del loss
+    optimizer.remove_hooks()
+    before = live()
+    loss = language_loss(model, 1)
+    assert live() - before == hooked
+    assert loss.isfinite()
+
+
+def graph_size(loss: Tensor) -> int:
+    """Nodes of the autograd graph behind a loss."""
+    todo, nodes = [loss.grad_fn], set()
+    while todo:
+        node = todo.pop()
+        if node is not None and node not in nodes:
+            nodes.add(node)
+            todo += [following for following, _ in node.next_functions]
+    return len(nodes)
+
+
+def test_hooks_go_with_the_optimizer_or_when_asked() -> None:
+    model = mlp(4, 5, 5, 3)
+
+    def hooks() -> int:
+        return sum(len(module._forward_hooks) for module in model.modules())
+
+    optimizer = GoMuon(model)
+    assert hooks() == 2  # the last layer is the output head
+    optimizer.remove_hooks()
+    assert hooks() == 0
+    optimizer.attach(model)
+    assert hooks() == 2
+    del optimizer
+    gc.collect()
+    assert hooks() == 0

@@ -1,0 +1,312 @@
+"""GoMuon behaves as a torch.optim.Optimizer should."""
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gomuon import GoMuon, Muon
+from tests.models import language_loss, mlp, train, transformer
+
+
+def assert_same(one: nn.Module, other: nn.Module, rtol: float = 1e-7, atol: float = 1e-9) -> None:
+    for (name, p), q in zip(one.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=rtol, atol=atol, msg=name)
+
+
+def test_is_an_optimizer_and_trains() -> None:
+    model = transformer()
+    optimizer = GoMuon(model, adamw={"lr": 3e-2})
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    losses = [train(model, optimizer, range(1))[0] for _ in range(60)]
+    assert losses[-1] < 0.1 * losses[0]
+
+
+def test_adamw_is_torchs() -> None:
+    """Everything that is no matrix moves as under torch.optim.AdamW with the same settings."""
+    model, twin = transformer(), transformer()
+    settings: dict[str, Any] = {"lr": 1e-2, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0.1}
+    optimizer = GoMuon(model, lr=0.0, adamw=settings)
+    names = {row.name for row in optimizer.routing_table().treated("adamw")}
+    other = torch.optim.AdamW(
+        [p for name, p in twin.named_parameters() if name in names], **settings
+    )
+    train(model, optimizer, range(6))
+    train(twin, other, range(6))
+    assert_same(model, twin, rtol=1e-12, atol=1e-14)
+
+
+def test_weight_decay_is_decoupled() -> None:
+    model = mlp(4, 4, 4, 2)
+    optimizer = GoMuon(model, lr=0.1, weight_decay=0.5)
+    weight = model.get_parameter("0.weight")
+    before = weight.detach().clone()
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        optimizer.step()
+    torch.testing.assert_close(weight, (1 - 0.1 * 0.5) * before)
+
+
+@pytest.mark.parametrize("method", [GoMuon, Muon])
+def test_closure_runs_forward_and_backward_inside_step(method: Any) -> None:
+    model, twin = transformer(layers=1), transformer(layers=1)
+    optimizer, other = method(model), method(twin)
+    losses = train(model, optimizer, range(9))
+
+    for step in range(9):
+
+        def closure(step: int = step) -> Tensor:
+            other.zero_grad()
+            loss = language_loss(twin, step)
+            loss.backward()
+            return loss
+
+        assert other.step(closure).item() == losses[step]
+    assert_same(model, twin, rtol=0, atol=0)
+
+
+def test_schedulers_scale_every_group_by_its_own_rate() -> None:
+    optimizer = GoMuon(transformer(), lr=0.08, adamw={"lr": 1e-2})
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
+    assert [group["lr"] for group in optimizer.param_groups] == [0.08, 1e-2]
+    optimizer.step()
+    for _ in range(5):
+        scheduler.step()
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.04)
+    assert optimizer.param_groups[1]["lr"] == pytest.approx(5e-3)
+
+
+def test_a_tensor_learning_rate() -> None:
+    model, twin = transformer(layers=1), transformer(layers=1)
+    train(model, GoMuon(model, lr=torch.tensor(0.05, dtype=torch.float64)), range(5))  # type: ignore[arg-type]
+    train(twin, GoMuon(twin, lr=0.05), range(5))
+    assert_same(model, twin)
+
+
+def test_parameters_without_gradient_are_left_alone() -> None:
+    model = transformer(layers=1)
+    optimizer = GoMuon(model)
+    frozen = model.get_parameter("trunk.blocks.0.mlp.up.weight")
+    frozen.requires_grad_(False)
+    before = frozen.detach().clone()
+    train(model, optimizer, range(5))
+    assert torch.equal(frozen, before)
+    assert not optimizer.state.get(frozen)
+    frozen.requires_grad_(True)  # unfrozen: captured at the next refresh
+    train(model, optimizer, range(5, 9))
+    assert not torch.equal(frozen, before)
+    assert "left_map" in optimizer.state[frozen]
+
+
+def test_nothing_happens_without_any_gradient() -> None:
+    model = transformer(layers=1)
+    optimizer = GoMuon(model)
+    optimizer.step()
+    assert not optimizer.state
+    assert [group["step"] for group in optimizer.param_groups] == [0, 0]
+
+
+def test_zero_gradients_move_nothing() -> None:
+    """Distributed checkpointing makes state by stepping with zero gradients and lr 0."""
+    model = transformer(layers=1)
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = GoMuon(model)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.step()
+    for p, old in zip(model.parameters(), before, strict=True):
+        assert torch.equal(p, old)
+    for group in optimizer.param_groups:
+        group["lr"] = 0.1
+    language_loss(model, 0).mul(0).backward()
+    optimizer.step()
+    assert all(p.isfinite().all() for p in model.parameters())
+
+
+def test_gradients_are_never_written_to() -> None:
+    model = transformer(layers=1)
+    optimizer = GoMuon(model)
+    language_loss(model, 0).backward()
+    before = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    optimizer.step()
+    for p, old in zip(model.parameters(), before, strict=True):
+        assert p.grad is not None
+        assert torch.equal(p.grad, old)
+
+
+def test_groups_added_later_are_captured() -> None:
+    model = transformer(layers=2)
+    late = [
+        (n, p)
+        for n, p in model.named_parameters()
+        if n.startswith("trunk.blocks.1") and p.ndim == 2
+    ]
+    optimizer = GoMuon(model, routes={name: "frozen" for name, _ in late})
+    train(model, optimizer, range(3))
+    given = {"params": late, "treatment": "matrix", "lr": 0.04, "refresh_every": 2}
+    optimizer.add_param_group(given)
+    assert set(given) == {"params", "treatment", "lr", "refresh_every"}
+    before = late[0][1].detach().clone()
+    train(model, optimizer, range(3, 4))
+    assert "left_map" in optimizer.state[late[0][1]], "a new group refreshes at once"
+    assert not torch.equal(late[0][1], before)
+    assert optimizer.param_groups[2]["momentum"] == 0.8
+
+
+def test_groups_keep_their_order_and_their_settings() -> None:
+    model = mlp(3, 4, 4, 2)
+    parameters = dict(model.named_parameters())
+    optimizer = Muon(
+        [
+            {"params": [parameters["2.weight"]], "lr": 0.3, "momentum": 0.5},
+            {"params": [parameters["0.weight"], parameters["0.bias"]]},
+            {"params": [parameters["2.bias"]], "treatment": "adamw", "lr": 0.7},
+        ],
+        lr=0.1,
+        adamw={"lr": 0.01},
+    )
+    assert [group["lr"] for group in optimizer.param_groups] == [0.3, 0.1, 0.7]
+    assert [group["momentum"] for group in optimizer.param_groups] == [0.5, 0.8, 0.8]
+    before = {name: p.detach().clone() for name, p in parameters.items()}
+    for p in parameters.values():
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    moved = {name: float((p - before[name]).abs().max().detach()) for name, p in parameters.items()}
+    # AdamW's first step is lr·sign; in a mixed group its rate follows the group's in proportion.
+    assert moved["0.bias"] == pytest.approx(0.01, rel=1e-6)
+    assert moved["2.bias"] == pytest.approx(0.7, rel=1e-6)
+
+
+def test_base_class_hooks_fire() -> None:
+    model = mlp(3, 4, 4, 2)
+    optimizer = GoMuon(model)
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+    optimizer.register_state_dict_post_hook(lambda *_: calls.append("saved"))
+    optimizer.register_load_state_dict_post_hook(lambda *_: calls.append("loaded"))
+    model(torch.randn(9, 3, dtype=torch.float64)).sum().backward()
+    optimizer.step()
+    optimizer.load_state_dict(optimizer.state_dict())
+    assert calls == ["pre", "post", "saved", "loaded"]
+
+
+def run(
+    scale: float = 1.0, *, reduction: str = "mean", batches: tuple[int, ...] = (6,)
+) -> nn.Module:
+    """Eight updates; `batches` cycles through batch sizes."""
+    model = transformer(layers=1)
+    optimizer = GoMuon(model, loss_reduction=reduction, refresh_every=2, adamw={"lr": 0.0})
+    for step in range(8):
+        optimizer.zero_grad()
+        batch = batches[step // 2 % len(batches)]
+        (scale * language_loss(model, step, batch, reduction)).backward()
+        optimizer.step()
+    return model
+
+
+def test_a_constant_factor_on_the_loss_changes_nothing() -> None:
+    assert_same(run(1.0), run(1024.0), rtol=1e-10, atol=1e-12)
+    assert_same(run(1.0), run(1e-3), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("batches", [(6,), (6, 3, 6)])
+def test_sum_and_mean_losses_are_one_optimizer(batches: tuple[int, ...]) -> None:
+    """The reduction is undone exactly, so a short batch does not reweight B̄ either way.
+
+    Momentum sees the gradients as they are, so it is off here.
+    """
+
+    def trained(reduction: str) -> nn.Module:
+        model = transformer(layers=1)
+        optimizer = GoMuon(
+            model, momentum=0.0, loss_reduction=reduction, refresh_every=2, adamw={"lr": 0.0}
+        )
+        for step in range(8):
+            optimizer.zero_grad()
+            batch = batches[step // 2 % len(batches)]
+            language_loss(model, step, batch, reduction).backward()
+            optimizer.step()
+        return model
+
+    assert_same(trained("mean"), trained("sum"), rtol=1e-9, atol=1e-11)
+
+
+def test_saying_the_wrong_reduction_shows_with_unequal_batches() -> None:
+    """The test above can fail: undoing a mean as if it were a sum reweights B̄."""
+    right = run(reduction="mean", batches=(6, 2))
+    model = transformer(layers=1)
+    optimizer = GoMuon(model, loss_reduction="sum", refresh_every=2, adamw={"lr": 0.0})
+    for step in range(8):
+        optimizer.zero_grad()
+        language_loss(model, step, (6, 2)[step // 2 % 2], "mean").backward()
+        optimizer.step()
+    name = "trunk.blocks.0.attention.q.weight"
+    assert not torch.allclose(right.get_parameter(name), model.get_parameter(name), rtol=1e-6)
+
+
+def test_elapsed_steps_decay_a_layer_that_missed_a_refresh() -> None:
+    """B̄ ← β^(2K)·B̄ + (1 − β^(2K))·B after one missed refresh."""
+    torch.manual_seed(0)
+    layer = nn.Linear(4, 3, bias=False).double()
+    optimizer = GoMuon(layer, refresh_every=2, shrinkage=0.0, factor_decay=0.9, lr=0.01)
+
+    def step(x: Tensor, *, used: bool = True) -> None:
+        optimizer.zero_grad()
+        if used:
+            layer(x).square().mean().backward()
+        else:
+            layer.eval()
+            layer(x).square().mean().backward()
+            layer.train()
+        optimizer.step()
+
+    x = torch.randn(8, 4, dtype=torch.float64)
+    step(x)
+    first = optimizer.state[layer.weight]["left_factor"].clone()
+    step(x)
+    step(x, used=False)  # a refresh step nothing was captured in
+    step(x)
+    y = layer(x)
+    g = torch.autograd.grad(y.square().mean(), y)[0]
+    step(x)
+    B = (8 * g).T @ (8 * g) / 8
+    expected = 0.9**4 * first + (1 - 0.9**4) * B
+    torch.testing.assert_close(optimizer.state[layer.weight]["left_factor"], expected)
+
+
+def test_degenerate_shapes_train() -> None:
+    for sizes in ((1, 5, 1, 4, 2), (5, 1, 1, 3)):
+        model = mlp(*sizes)
+        optimizer = GoMuon(model, lr=0.01)
+        x = torch.randn(7, sizes[0], dtype=torch.float64)
+        before = [p.detach().clone() for p in model.parameters()]
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+        assert all(p.isfinite().all() for p in model.parameters())
+        assert any(
+            not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)
+        )
+
+
+def test_a_zero_initialised_layer_trains() -> None:
+    """δ of the layers below is zero at first: their B is the zero matrix."""
+    model = transformer(layers=2)
+    for block in model.trunk.blocks:
+        nn.init.zeros_(block.get_parameter("mlp.down.weight"))
+        nn.init.zeros_(block.get_parameter("attention.o.weight"))
+    optimizer = GoMuon(model, adamw={"lr": 3e-2})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        losses = [train(model, optimizer, range(1))[0] for _ in range(60)]
+    assert losses[-1] < 0.1 * losses[0]
