@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gomuon.lab.experiments import EXPERIMENTS
-from gomuon.lab.plans import Arm, Plan, Quick, run_name
+from gomuon.lab.plans import Arm, Plan, Quick, adapt, run_name
 from gomuon.lab.runs import RunConfig
 
 # How much lower (or higher) than the others an optimizer's made loss is, and when it groks.
@@ -49,6 +49,11 @@ def race(optimizers: tuple[str, ...] = ("go-muon", "muon", "adamw"), **changes: 
 
 def experiment(name: str, **changes: Any) -> Plan:
     return dataclasses.replace(EXPERIMENTS[name], **changes)
+
+
+def short(name: str, **changes: Any) -> Plan:
+    """An experiment of the paper in 60 updates, shortened as the command line shortens it."""
+    return dataclasses.replace(adapt(EXPERIMENTS[name], steps=60), **changes)
 
 
 def write_campaign(folder: Path, plan: Plan) -> Path:

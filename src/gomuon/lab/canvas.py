@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from gomuon.lab.document import Picture
+from gomuon.lab.document import Picture, visible
 
 matplotlib.use("Agg")  # a report is written on machines without a screen
 
@@ -74,7 +74,7 @@ class Look:
 
 def label(name: str, limit: int = 28) -> str:
     """A name fit for a drawing: one short line of printable characters."""
-    clean = "".join(c if c.isprintable() else "?" for c in name)
+    clean = " ".join(visible(name).split())
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 

@@ -93,3 +93,8 @@ class Document:
 
 def cell(value: Cell | str) -> Cell:
     return value if isinstance(value, Cell) else Cell(value)
+
+
+def visible(text: str) -> str:
+    """Text without characters that neither show nor separate: they could break a file or a line."""
+    return "".join(c if c.isprintable() or c.isspace() else "\ufffd" for c in text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from gomuon.lab.document import Block, Document, Facts, Note, Picture, Section, Table, cell
+from gomuon.lab.document import Block, Document, Facts, Note, Picture, Section, Table, cell, visible
 
 QUICK = "QUICK run: shortened, not comparable with the paper's figures"
 
@@ -28,7 +28,7 @@ def render_markdown(document: Document) -> str:
 
 def escape(text: str) -> str:
     """Make `text` stand for itself in a line or a table cell, whatever it contains."""
-    text = " ".join(text.split())
+    text = " ".join(visible(text).split())
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*_\[\]|#~$])", r"\\\1", text)
     return text.replace("://", r"\://")  # no name becomes a link by itself

@@ -21,6 +21,7 @@ from gomuon.lab.document import (
     Standing,
     Table,
     cell,
+    visible,
 )
 from gomuon.lab.markdown import QUICK
 
@@ -52,7 +53,7 @@ def render_page(document: Document) -> str:
 
 def escape(text: str) -> str:
     """Text as it stands in markup or in a quoted attribute; a number stays beside its per cent."""
-    return escape_html(text).replace(" %", "&nbsp;%")
+    return escape_html(visible(text)).replace(" %", "&nbsp;%")
 
 
 def style() -> str:

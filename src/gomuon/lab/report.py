@@ -26,15 +26,13 @@ def write_report(folder: str | Path) -> tuple[Path, Path]:
 
     Raises:
         LabError: the folder is neither, a file in it is damaged, its runs may not be compared,
-            or the folder cannot be written. Then no file is changed.
+            or the folder cannot be written. No file is left half-written.
     """
     folder = Path(folder)
     document = build_document(gather(folder))
     texts = {MARKDOWN: render_markdown(document), PAGE: render_page(document)}
     for name, text in texts.items():
-        # A folder's name may hold bytes that are no text; they must not stop the report.
-        content = text.encode("utf-8", "replace")
-        write_atomically(folder / name, partial(_write, content))
+        write_atomically(folder / name, partial(_write, text))
     return folder / MARKDOWN, folder / PAGE
 
 
@@ -89,5 +87,5 @@ def _caution(campaign: Campaign) -> list[Section]:
     return [Section("Unfinished", (Note(text, "warn"),))]
 
 
-def _write(content: bytes, path: Path) -> None:
-    path.write_bytes(content)
+def _write(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -42,6 +42,9 @@ def _told(
 ) -> str:
     where = f" at {candidate.group}" if candidate.group else ""
     within = f"within {w.many(report.campaign.steps, 'update')}"
+    if math.isinf(ours) and math.isinf(theirs) and report.campaign.race:
+        ahead = f"{candidate.title} is ahead with {100 * report.final(candidate):.1f} % held out"
+        return f"No arm groks {within}; {ahead}"
     if math.isinf(ours) and math.isinf(theirs):
         return f"Neither {candidate.title} nor {control.title} groks {within}{where}"
     if math.isinf(ours):
@@ -128,9 +131,9 @@ def _curves(report: GrokOutcomes) -> tuple[Block, ...]:
     alt = "Held-out and training accuracy against updates. "
     alt += f"{w.listing(told)}." if told else "No run has finished yet."
     caption = (
-        "Accuracy after each update, on a log axis. Every arm fits the training half within a few "
-        "dozen updates (dashed); grokking is the later rise on pairs it has never seen (solid). "
-        "Marked: the first of five consecutive evaluations of at least 99 %."
+        "Accuracy after each update, on a log axis. Fitting the training pairs comes first "
+        "(dashed); grokking is the later rise on pairs never seen in training (solid). Marked: the "
+        "first of five consecutive evaluations of at least 99 %."
     )
     return (figures.grokking(caption, alt, panels),)
 
@@ -161,12 +164,12 @@ def _results(report: GrokOutcomes) -> Table:
     columns = ["arm"]
     for measured in ("train 99 %", "grok 99 %", "delay"):
         columns += [measured, "paper"] if campaign.paper else [measured]
-    columns += ["speed-up", "later failures"]
+    columns += ["later failures"] if campaign.race else ["later failures", "speed-up", "paper"]
     many = "medians over seeds; " if len(campaign.seeds) > 1 else ""
     return Table(
-        f"Updates to 99 % accuracy on training and held-out pairs ({many}lower is better). "
-        "Speed-up: the control's grok step over this one's. Later failures: evaluations below 99 % "
-        "after the grok step, which do not redefine it.",
+        f"Updates to 99 % accuracy on training and held-out pairs ({many}lower is better). Later "
+        "failures: evaluations below 99 % after the grok step, which do not redefine it."
+        + ("" if campaign.race else " Speed-up: the control's grok step over this one's."),
         tuple(columns),
         tuple(rows),
     )
@@ -185,13 +188,26 @@ def _result_row(report: GrokOutcomes, arm: ArmView, best: float) -> tuple[Cell |
             cells.append(_median(outcomes, name))
         if report.campaign.paper:
             cells.append(w.step(theirs.get(name)))
-    against = [report.typical(a) for a, b in report.comparisons() if b.name == arm.name]
-    known = [step for step in against if step is not None and math.isfinite(step)]
-    single = len(against) == 1 and known and grokked and not never
-    cells.append(f"{known[0] / grokked:.1f}×" if single and grokked else w.ABSENT)
     lost = sum(len(outcome["retention_failures"]) for outcome in outcomes)
     cells.append(w.ABSENT if never or not outcomes else f"{lost:,}")
+    if not report.campaign.race:
+        cells += [_speed_up(report, arm), _printed_speed_up(report, arm)]
     return tuple(cells)
+
+
+def _speed_up(report: GrokOutcomes, arm: ArmView) -> str:
+    ours = report.typical(arm)
+    for control, candidate in report.comparisons():
+        theirs = report.typical(control)
+        if candidate.name == arm.name and ours and theirs and math.isfinite(max(ours, theirs)):
+            return f"{theirs / ours:.1f}×"
+    return w.ABSENT
+
+
+def _printed_speed_up(report: GrokOutcomes, arm: ArmView) -> str:
+    printed = report.campaign.printed("gains").get(f"{arm.group} speedup")
+    candidates = {candidate.name for _, candidate in report.comparisons()}
+    return w.ABSENT if printed is None or arm.name not in candidates else f"{float(printed):.1f}×"
 
 
 def _median(outcomes: list[dict[str, Any]], name: str) -> str:

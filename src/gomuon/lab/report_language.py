@@ -38,7 +38,10 @@ def _gain(control: ArmView, result: PairedSeeds) -> str:
     if math.isnan(result.mean):
         return f"no figure against {control.title}, because a run diverged"
     way = "lower" if result.mean < 0 else "higher"
-    return f"{abs(100 * result.relative):.2f} % {way} training loss than {control.title}"
+    text = f"{abs(100 * result.relative):.2f} % {way} training loss than {control.title}"
+    if result.low <= 0 <= result.high:
+        text += f", which {w.many(len(result.differences), 'seed')} cannot tell from a tie"
+    return text
 
 
 def evidence(report: LanguageOutcomes) -> str:
@@ -54,7 +57,6 @@ def evidence(report: LanguageOutcomes) -> str:
             scale = result.relative / result.mean
             low, high = scale * result.low, scale * result.high
             text += f", 95 % interval {w.percent(low)} to {w.percent(high)}"
-            text += ", which includes a tie" if low <= 0 <= high else ""
         told.append(f"{text}.")
     return " ".join(told)
 
