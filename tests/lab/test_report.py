@@ -242,6 +242,18 @@ def test_an_unfinished_campaign_is_reported_as_such(tmp_path: Path) -> None:
     assert rows_of(markdown, "201–300") == []
 
 
+@pytest.mark.parametrize("task", ["grokking", "ptb"])
+def test_arms_are_ranked_on_common_seeds_only(task: str, tmp_path: Path) -> None:
+    windows = ((5, 8), (11, 14), (17, 20)) if task == "ptb" else ()
+    plan = race(("go-muon", "muon"), steps=20, task=task, windows=windows, seeds=(0, 1))
+    folder = write_campaign(tmp_path / "c", plan)
+    (folder / "runs" / "go-muon-s0" / "result.json").unlink()
+    (folder / "runs" / "muon-s1" / "result.json").unlink()
+    markdown, _ = reported(folder)
+    assert "No seed is finished in every arm yet" in markdown
+    assert rows_of(markdown, "1.") == []
+
+
 def test_a_campaign_without_any_run_is_reported(tmp_path: Path) -> None:
     for name, plan in (("ptb", short("ptb")), ("race", race())):
         folder = tmp_path / name

@@ -122,7 +122,7 @@ def paired_differences(caption: str, alt: str, rows: Sequence[DifferenceRow]) ->
             axes.plot(row.values, i + np.asarray(spread), "o", color=color, ms=4, alpha=0.55)
             if math.isfinite(row.low):
                 axes.plot([row.low, row.high], [i, i], color=color, lw=2.2)
-            shown = label(row.legend) if row.legend not in named else ""
+            shown = label(row.legend, 34) if row.legend not in named else ""
             named.add(row.legend)
             axes.plot([row.mean], [i], "D", color=color, ms=6, mec=look.paper, label=shown or None)
         axes.axvline(0, color=look.ink, lw=1)

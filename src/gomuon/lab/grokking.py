@@ -21,13 +21,21 @@ class GrokOutcomes:
     campaign: Campaign
     outcomes: dict[str, dict[int, dict[str, Any]]]
 
-    def groks(self, arm: ArmView) -> list[float]:
-        steps = [outcome["grok_step"] for outcome in self.outcomes[arm.name].values()]
-        return [NEVER if step is None else float(step) for step in steps]
+    def common_seeds(self, group: str) -> list[int]:
+        """Arms are ranked on the same seeds only; an arm without results does not count."""
+        found = [set(self.outcomes[arm.name]) for arm in self.campaign.members(group)]
+        sets = [seeds for seeds in found if seeds]
+        return sorted(set.intersection(*sets)) if sets else []
+
+    def ranked_on(self, arm: ArmView) -> list[dict[str, Any]]:
+        """The outcomes of the arm on its group's common seeds."""
+        outcomes = self.outcomes[arm.name]
+        return [outcomes[seed] for seed in self.common_seeds(arm.group) if seed in outcomes]
 
     def typical(self, arm: ArmView) -> float | None:
         """The median grok step: a seed that never groks counts, where a mean would be infinite."""
-        steps = sorted(self.groks(arm))
+        found = [outcome["grok_step"] for outcome in self.ranked_on(arm)]
+        steps = sorted(NEVER if step is None else float(step) for step in found)
         if not steps:
             return None
         low, high = steps[(len(steps) - 1) // 2], steps[len(steps) // 2]
@@ -39,7 +47,7 @@ class GrokOutcomes:
         return sorted(known, key=lambda pair: (pair[1], -self.final(pair[0])))
 
     def final(self, arm: ArmView) -> float:
-        values = [o["final_test_accuracy"] or 0.0 for o in self.outcomes[arm.name].values()]
+        values = [outcome["final_test_accuracy"] or 0.0 for outcome in self.ranked_on(arm)]
         return math.fsum(values) / len(values) if values else 0.0
 
     def comparisons(self) -> list[tuple[ArmView, ArmView]]:

@@ -25,6 +25,13 @@ def sections(campaign: Campaign) -> list[Section]:
     return [section for section in found if section.blocks]
 
 
+def nothing_yet(campaign: Campaign) -> str:
+    """The headline of a campaign in which nothing can be compared yet."""
+    if any(arm.finished for arm in campaign.arms):
+        return "No seed is finished in every arm yet"
+    return "No run has finished yet"
+
+
 def paper_notes(campaign: Campaign) -> list[Note]:
     """Where the paper's figures come from, and what to know before comparing with them."""
     if not campaign.paper:

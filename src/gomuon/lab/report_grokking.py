@@ -11,7 +11,7 @@ from gomuon.lab.document import Block, Cell, Note, Section, Standing, Table
 from gomuon.lab.errors import LabError
 from gomuon.lab.gather import ArmView
 from gomuon.lab.grokking import NEVER, GrokOutcomes, outcome
-from gomuon.lab.report_details import paper_notes
+from gomuon.lab.report_details import nothing_yet, paper_notes
 from gomuon.lab.runs import METRICS, Run
 from gomuon.lab.statistics import paired
 
@@ -30,7 +30,7 @@ def headline(report: GrokOutcomes) -> str:
         return ". ".join(_told(report, *one) for one in compared)
     ranking = report.ranked(list(report.campaign.arms))
     if not ranking:
-        return "No run has finished yet"
+        return nothing_yet(report.campaign)
     arm, grokked = ranking[0]
     if math.isinf(grokked):
         return f"{arm.title} does not grok within {w.many(report.campaign.steps, 'update')}"
@@ -178,7 +178,7 @@ def _results(report: GrokOutcomes) -> Table:
 def _result_row(report: GrokOutcomes, arm: ArmView, best: float) -> tuple[Cell | str, ...]:
     grokked = report.typical(arm)
     never = grokked is not None and math.isinf(grokked)
-    outcomes = list(report.outcomes[arm.name].values())
+    outcomes = report.ranked_on(arm)
     cells: list[Cell | str] = [arm.label]
     theirs = report.campaign.printed("grokking").get(arm.name, {})
     for name in ("train_99_step", "grok_step", "delay"):

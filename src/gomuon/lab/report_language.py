@@ -16,7 +16,7 @@ from gomuon.lab.language import (
     PairedSeeds,
     outcome,
 )
-from gomuon.lab.report_details import paper_notes
+from gomuon.lab.report_details import nothing_yet, paper_notes
 from gomuon.lab.report_differences import differences
 from gomuon.lab.runs import METRICS, Run
 
@@ -24,7 +24,7 @@ from gomuon.lab.runs import METRICS, Run
 def headline(report: LanguageOutcomes) -> str:
     ranking = report.ranked()
     if not ranking:
-        return "No run has finished yet"
+        return nothing_yet(report.campaign)
     pairs = [(c, d, report.paired(c, d, report.deciding)) for c, d in report.rivals()]
     told = [(control, candidate, p) for control, candidate, p in pairs if p is not None]
     if not told:
