@@ -11,6 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 from gomuon import GoMuon
 from gomuon.capture import Capture, Statistics
+from gomuon.groups import watched_modules
+from gomuon.readers import Sampling
 from tests.memory import peak_bytes
 from tests.models import language_loss, mlp, transformer
 
@@ -28,11 +30,12 @@ class Attention(nn.Module):
         return self.o(F.relu(self.q(x), inplace=True) * self.k(x))
 
 
-def watch(*modules: nn.Linear) -> Capture:
+def watch(*modules: nn.Module) -> Capture:
     capture = Capture()
     for module in modules:
         weight = module.get_parameter("weight")
-        capture.watch(weight, [module], inputs=True, gradients=True)
+        watched = watched_modules(module, lambda _: Sampling())[weight]
+        capture.watch(weight, watched, inputs=True, gradients=True)
     capture.gate(True)
     return capture
 

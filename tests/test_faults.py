@@ -272,7 +272,7 @@ def sparse_parameter() -> nn.Module:
 
 BAD_MODELS = [
     (lambda: nn.Sequential(), "has no parameters"),
-    (lambda: nn.Sequential(nn.Embedding(4, 3), nn.LayerNorm(3)), "no linear layer"),
+    (lambda: nn.Sequential(nn.Embedding(4, 3), nn.LayerNorm(3)), "no linear layer or convolution"),
     (lambda: nn.Sequential(nn.Embedding(4, 3, sparse=True), nn.Linear(3, 3)), "sparse=False"),
     (lambda: nn.Sequential(nn.LazyLinear(3)), "not initialised"),
     (complex_layer, "'phase' is torch.complex64"),

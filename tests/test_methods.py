@@ -84,7 +84,7 @@ def test_halfspace_is_inside_only_at_half_power_while_the_constraint_is_slack() 
     state = optimizer.state[layer.weight]
     B_half = inverse_root(state["left_factor"][0], 0.5)
     torch.testing.assert_close(state["left_map"][0], B_half)
-    D = polar(B_half @ layer.weight.grad @ state["right_map"])
+    D = polar(B_half @ layer.weight.grad @ state["right_map"][0])
     assert float((layer.weight.grad * D).sum()) > 0
     torch.testing.assert_close(layer.weight.detach(), before - 0.1 * D)
 

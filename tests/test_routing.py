@@ -41,7 +41,7 @@ def test_each_kind_has_its_place() -> None:
         "hidden.bias": "adamw",
         "norm.weight": "adamw",
         "norm.bias": "adamw",
-        "patch.weight": "adamw",
+        "patch.weight": "matrix",
         "patch.bias": "adamw",
         "attention.in_proj_weight": "matrix",
         "attention.in_proj_bias": "adamw",
@@ -143,7 +143,7 @@ def test_overrides_that_cannot_be_meant_are_refused(routes: Any, message: str) -
 
 
 def test_routes_without_a_model_are_refused() -> None:
-    with pytest.raises(ValueError, match="routes needs the model"):
+    with pytest.raises(ValueError, match="need the model"):
         GoMuon(mlp(3, 4, 2).parameters(), routes={"0.weight": "adamw"})
 
 

@@ -1,35 +1,272 @@
-"""The steps of the walk gradient → source → direction → scale, as functions of stacks [b, m, n]."""
+"""The stations of the walk gradient → source → direction → trust → scale, and decay.
+
+Each is a function of a `Stack` (G, W, memories and maps of layers of one shape, [b, m, n]) and its
+group's settings. A method is a choice of one for each station; see `recipes`.
+"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from gomuon.functional import frobenius_graft, halfspace_direction, matched_direction
+from gomuon.functional import (
+    frobenius_graft,
+    halfspace_direction,
+    inside_only_direction,
+    matched_direction,
+    polar,
+)
+from gomuon.functional.oracle import preconditioned
+from gomuon.layers import Stack
 
 Group = Mapping[str, Any]
+Source = Callable[[Stack, Group], Tensor]
+Direction = Callable[[Tensor, Stack, Group], Tensor]
+Pending = tuple[Stack, Tensor, Tensor]  # a stack, its source, its direction
+Trust = Callable[[Iterable[Pending], Group], Iterable[Pending]]
+Scale = Callable[[Tensor, Stack, Group], Tensor]
 
 
-def lerp_momentum(G: Tensor, M: Tensor, group: Group) -> tuple[Tensor, Tensor]:
-    """M_t = βM_{t−1} + (1−β)G_t and the source, (1−β)G_t + βM_t with Nesterov."""
+# ---- sources: G -> X --------------------------------------------------------------------------
+
+
+def gradient(stack: Stack, group: Group) -> Tensor:
+    """X = G."""
+    return stack.G
+
+
+def lerp_momentum(stack: Stack, group: Group) -> Tensor:
+    """M ← βM + (1−β)G; X = (1−β)G + βM with Nesterov, else M."""
+    return _lerp(stack.G, stack, group)
+
+
+def heavy_ball(stack: Stack, group: Group) -> Tensor:
+    """M ← βM + G; X = G + βM with Nesterov, else M."""
+    return _heavy_ball(stack.G, stack, group)
+
+
+def momentum_of_right_preconditioned(stack: Stack, group: Group) -> Tensor:
+    """M ← βM + (1−β)·G P_A: the geometry enters before the average."""
+    return _lerp(preconditioned(stack.G, None, stack.map("right_map")), stack, group)
+
+
+def whitened_momentum(stack: Stack, group: Group) -> Tensor:
+    """M ← βM + (1−β)·P_B G P_A: momentum in whitened coordinates."""
+    return _lerp(
+        preconditioned(stack.G, stack.map("left_map"), stack.map("right_map")), stack, group
+    )
+
+
+def adam_mean(stack: Stack, group: Group) -> Tensor:
+    """M ← β₁M + (1−β₁)G, kept in the original coordinates."""
+    beta = group["betas"][0]
+    return stack.remember("momentum", beta * stack.recall("momentum") + (1 - beta) * stack.G)
+
+
+def _lerp(G: Tensor, stack: Stack, group: Group) -> Tensor:
     beta = group["momentum"]
-    M = beta * M + (1 - beta) * G
-    return M, (1 - beta) * G + beta * M if group["nesterov"] else M
+    M = stack.remember("momentum", beta * stack.recall("momentum") + (1 - beta) * G)
+    return (1 - beta) * G + beta * M if group["nesterov"] else M
 
 
-def matched_polar(M: Tensor, left: Tensor | None, right: Tensor | None, group: Group) -> Tensor:
-    """D_0 = P_B·polar(P_B M P_A)·P_A."""
-    return matched_direction(M, left, right, polar_method=group["polar"])
+def _heavy_ball(G: Tensor, stack: Stack, group: Group) -> Tensor:
+    beta = group["momentum"]
+    M = stack.remember("momentum", beta * stack.recall("momentum") + G)
+    return G + beta * M if group["nesterov"] else M
 
 
-def halfspace(M: Tensor, left: Tensor | None, right: Tensor | None, group: Group) -> Tensor:
-    """polar(P_B M P_A + λM), the smallest λ ≥ 0 with ⟨M, D⟩ ≥ τ‖M‖_*."""
-    return halfspace_direction(M, left, right, tau=group["tau"], polar_method=group["polar"])
+# ---- directions: X -> D ---------------------------------------------------------------------
 
 
-def muon_scale(D: Tensor, group: Group) -> Tensor:
-    """Graft to ‖D‖_F = √min(m, n) if asked for, then √max(1, m/n)."""
+def matched_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = P_B·polar(P_B X P_A)·P_A."""
+    left, right = stack.map("left_map"), stack.map("right_map")
+    return matched_direction(X, left, right, polar_method=group["polar"])
+
+
+def matched_polar_own_length(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """Q = polar(P_B X P_A); D = P_B Q P_A rescaled to ‖Q‖_F."""
+    left, right = stack.map("left_map"), stack.map("right_map")
+    Q = inside_only_direction(X, left, right, polar_method=group["polar"])
+    return _to_length(preconditioned(Q, left, right), _length(Q))
+
+
+def matched_polar_diagonal(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = P_B·polar(P_B X P_A)·P_A with diagonal maps."""
+    left, right = stack.map("left_scale"), stack.map("right_scale")
+    both = torch.ones_like(X) if left is None or right is None else left * right
+    return both * polar(both * X, group["polar"])
+
+
+def mapped_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = P_B·polar(X)·P_A, X being in whitened coordinates already."""
+    left, right = stack.map("left_map"), stack.map("right_map")
+    return preconditioned(polar(X, group["polar"]), left, right)
+
+
+def plain_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = polar(X)."""
+    return polar(X, group["polar"])
+
+
+def squared_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = polar(X/(√v + 1e-10)), v the average of X²."""
+    beta = group["square_decay"]
+    v = stack.remember("square", beta * stack.recall("square") + (1 - beta) * X.square())
+    return polar(X / (v.sqrt() + 1e-10), group["polar"])
+
+
+def equilibrated_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = polar(diag(r)^(−½) X [diag(c)^(−½)]), r and c squared norms of X's rows and columns."""
+    Z = X * (X.square().sum(-1, keepdim=True) + 1e-8).rsqrt()
+    if group["equilibrate"] == "row_col":
+        Z = Z * (X.square().sum(-2, keepdim=True) + 1e-8).rsqrt()
+    return polar(Z, group["polar"])
+
+
+def normalised_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = polar(X), then columns and/or rows divided by √(Σu² + 1e-7)."""
+    D = polar(X, group["polar"])
+    for side in group["normalise"].split("_"):
+        D = D * (D.square().sum(-1 if side == "row" else -2, keepdim=True) + 1e-7).rsqrt()
+    return D
+
+
+def polar_or_sign(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """The LMO of the group's norm: the polar factor, or sign(X)/n for an output head."""
+    return X.sign() / X.shape[-1] if group["norm"] == "sign" else polar(X, group["polar"])
+
+
+def halfspace(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = polar(P_B X P_A + λX), the smallest λ ≥ 0 with ⟨X, D⟩ ≥ τ‖X‖_*."""
+    left, right = stack.map("left_map"), stack.map("right_map")
+    return halfspace_direction(X, left, right, tau=group["tau"], polar_method=group["polar"])
+
+
+def natural_gradient(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = V_B[(V_Bᵀ X V_A)/(λ_B λ_Aᵀ + damping)]V_Aᵀ."""
+    V_B, V_A = stack.map("left_basis"), stack.map("right_basis")
+    values_B, values_A = stack.map("left_values"), stack.map("right_values")
+    if V_B is None or V_A is None or values_B is None or values_A is None:
+        return X  # nothing captured: the identity, as for every geometry
+    rotated = V_B.mT @ X @ V_A
+    damped = values_B.unsqueeze(-1) * values_A.unsqueeze(-2) + group["damping"]
+    return V_B @ (rotated / damped) @ V_A.mT
+
+
+def grafted_preconditioning(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = P_L X P_R rescaled to the length of another rule's step."""
+    D = preconditioned(X, stack.map("left_map"), stack.map("right_map"))
+    rule = group["graft"]
+    if rule is None:
+        return D
+    if rule == "sgd":
+        return _to_length(D, _length(X))
+    kept, weight = (1.0, 1.0) if rule == "adagrad" else (0.999, 0.001)
+    square = stack.remember("square", kept * stack.recall("square") + weight * X.square())
+    return _to_length(D, _length(X / (square.sqrt() + 1e-10)))
+
+
+def rotated_adam(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = Q_L[(Q_LᵀMQ_R)/(√v + ε)]Q_Rᵀ, bias-corrected; v the average of (Q_LᵀGQ_R)²."""
+    (beta1, beta2), s = group["betas"], stack.updates
+    left, right = stack.map("left_basis"), stack.map("right_basis")
+    transposed = (None if left is None else left.mT, None if right is None else right.mT)
+
+    def rotate(Y: Tensor) -> Tensor:
+        return preconditioned(Y, transposed[0], right)
+
+    v = stack.remember(
+        "square", beta2 * stack.recall("square") + (1 - beta2) * rotate(stack.G).square()
+    )
+    step = rotate(X) / (v.sqrt() + group["eps"])
+    correction = math.sqrt(1 - beta2**s) / (1 - beta1**s)
+    return correction * preconditioned(step, left, transposed[1])
+
+
+def _length(X: Tensor) -> Tensor:
+    return torch.linalg.matrix_norm(X, keepdim=True)
+
+
+def _to_length(D: Tensor, length: Tensor) -> Tensor:
+    own = _length(D)
+    return D * torch.where(own > 0, length / own, 0.0)
+
+
+# ---- trust: all directions of a group together --------------------------------------------------
+
+
+def each_alone(pending: Iterable[Pending], group: Group) -> Iterable[Pending]:
+    """Nothing couples the layers, and none waits for another."""
+    return pending
+
+
+def kl_clip(pending: Iterable[Pending], group: Group) -> Iterator[Pending]:
+    """D·min(1, √(clip/|Σ lr²⟨G, D⟩|)), the sum over every layer of the group."""
+    waiting = list(pending)
+    factor: Tensor | float = 1.0
+    if group["kl_clip"] is not None and waiting:
+        products = torch.stack([(stack.G * D).sum() for stack, _, D in waiting])
+        change = (group["lr"] ** 2 * products.sum()).abs()
+        factor = (group["kl_clip"] / change).sqrt().nan_to_num(1.0).clamp(max=1.0)
+    for stack, X, D in waiting:
+        yield stack, X, factor * D
+
+
+# ---- scales: D -> U ---------------------------------------------------------------------------
+
+
+def muon_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """√max(1, m/n)·D, grafted to ‖D‖_F = √min(m, n) first if asked for."""
+    return _aspect(D) * (frobenius_graft(D) if group.get("graft") == "frobenius" else D)
+
+
+def scaled_muon(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """c·√max(1, m/n)·D."""
+    return group["scale"] * _aspect(D) * D
+
+
+def ratio_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """√(m/n)·D, or √max(1, m/n)·D with aspect "max"."""
+    return _aspect(D, clipped=group["aspect"] == "max") * D
+
+
+def rms_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """.2√max(m, n)·D: AdamW's root mean square."""
+    return 0.2 * math.sqrt(max(D.shape[-2:])) * D
+
+
+def radius_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """The radius of the norm ball, times √(m/n) where the norm is spectral."""
+    return group["radius"] * (1.0 if group["norm"] == "sign" else _aspect(D, clipped=False)) * D
+
+
+def momentum_after(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """Heavy ball over directions rather than gradients."""
+    return _heavy_ball(D, stack, group)
+
+
+def shrunk_with_weights(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """(1 − lr·λ)·D: weight decay applied after the update shortens the update too."""
+    return (1 - group["lr"] * group["weight_decay"]) * D
+
+
+def _aspect(D: Tensor, *, clipped: bool = True) -> float:
     m, n = D.shape[-2:]
-    grafted = frobenius_graft(D) if group["graft"] == "frobenius" else D
-    return math.sqrt(max(1, m / n)) * grafted
+    return math.sqrt(max(1.0, m / n) if clipped else m / n)
+
+
+# ---- decay: W -> W before U is subtracted -------------------------------------------------------
+
+
+def decayed(stack: Stack, group: Group) -> Tensor:
+    """(1 − lr·λ)W, or in the step's geometry W − lr·λ·W P_A²/mean(P_A²)."""
+    rate = group["lr"] * group["weight_decay"]
+    right = stack.map("right_map") if group.get("geometry_decay") else None
+    if right is None:
+        return (1 - rate) * stack.W
+    metric = right @ right
+    mean = metric.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    return stack.W - rate * stack.W @ (metric / mean)

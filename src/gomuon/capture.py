@@ -15,10 +15,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gomuon.readers import Reader, moment
+
 
 @dataclass(frozen=True)
 class Moment:
-    """Σ v vᵀ over rows v, [d, d], and the number of rows, a float64 scalar tensor."""
+    """Σ v vᵀ over rows v, [d, d] or [groups, d, d], and the number of rows, a float64 scalar."""
 
     total: Tensor
     count: Tensor
@@ -35,6 +37,9 @@ class Statistics:
     gradients: Moment | None
 
 
+Shape = tuple[int, ...]
+
+
 def _leaf(dtype: torch.dtype, device: torch.device, *shape: int) -> Tensor:
     """A probe: a leaf whose gradient autograd will fill.
 
@@ -46,8 +51,8 @@ def _leaf(dtype: torch.dtype, device: torch.device, *shape: int) -> Tensor:
 class Probe:
     """Two leaves, for a moment and for its count."""
 
-    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.total = _leaf(dtype, device, size, size)
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self.total = _leaf(dtype, device, *shape)
         self.count = _leaf(torch.float64, device)
 
     @property
@@ -69,7 +74,7 @@ class Reading:
 
     def __init__(self, leader: "LayerHook", x: Tensor) -> None:
         self.leader = leader
-        self.total = _leaf(leader.dtype, x.device, x.shape[-1], x.shape[-1])
+        self.total = _leaf(leader.dtype, x.device, *leader.shapes[0])
         self.counts: dict[LayerHook, Tensor] = {}
 
     def count_of(self, reader: "LayerHook") -> Tensor:
@@ -97,6 +102,16 @@ class Reading:
             mine.grad.add_(theirs.grad)
 
 
+@dataclass(frozen=True)
+class Watched:
+    """A module to hook: how it is read, and the shapes of its two moments."""
+
+    module: nn.Module
+    reader: Reader
+    inputs: Shape
+    gradients: Shape
+
+
 class Window:
     """The gate shared by a group's hooks, and what came in while it stood open."""
 
@@ -115,6 +130,7 @@ class Window:
             and known[0]() is x
             and known[1] == x._version
             and known[2].leader is not hook
+            and known[2].leader.reader == hook.reader
         ):
             return known[2]
         reading = Reading(hook, x)
@@ -159,19 +175,20 @@ class LayerHook:
     """The forward hook of one linear layer; on a reuse step it returns at once."""
 
     def __init__(
-        self, window: Window, weight: nn.Parameter, *, inputs: bool, gradients: bool
+        self, window: Window, weight: Tensor, watched: Watched, *, inputs: bool, gradients: bool
     ) -> None:
         self.window = window
         self.wants_inputs = inputs
         self.wants_gradients = gradients
+        self.reader = watched.reader
         self.dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
-        self._sizes = (weight.shape[1], weight.shape[0])
+        self.shapes = (watched.inputs, watched.gradients)
         self._led: Reading | None = None
         self.place(weight.device)
 
     def place(self, device: torch.device) -> None:
         """Make this layer's own probes; `inputs` serves where readings cannot be shared."""
-        self.inputs, self.gradients = (Probe(size, self.dtype, device) for size in self._sizes)
+        self.inputs, self.gradients = (Probe(shape, self.dtype, device) for shape in self.shapes)
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
@@ -189,8 +206,8 @@ class LayerHook:
         tapped: Tensor = Tap.apply(
             output,
             x if total is not None else None,
+            self.reader,
             total,
-            x.numel() // x.shape[-1],
             count,
             self.gradients.total if self.wants_gradients else None,
             self.gradients.count if self.wants_gradients else None,
@@ -238,15 +255,15 @@ class Tap(torch.autograd.Function):
         ctx: Any,
         y: Tensor,
         x: Tensor | None,
+        reader: Reader,
         inputs_total: Tensor | None,
-        rows: int,
         inputs_count: Tensor | None,
         gradients_total: Tensor | None,
         gradients_count: Tensor | None,
     ) -> Tensor:
         if x is not None:
             ctx.save_for_backward(x)  # the tensor the layer itself keeps: no extra memory
-        ctx.rows = rows
+        ctx.reader = reader
         ctx.dtypes = tuple(
             None if probe is None else probe.dtype
             for probe in (inputs_total, inputs_count, gradients_total)
@@ -257,23 +274,21 @@ class Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         inputs_dtype, count_dtype, gradients_dtype = ctx.dtypes
-        rows = torch.full((), ctx.rows, dtype=torch.float64, device=g.device)
+        A = None
+        if inputs_dtype:
+            A = moment(ctx.reader.inputs(ctx.saved_tensors[0].detach()), inputs_dtype)
+        rows = ctx.reader.gradients(g.detach())
+        count = torch.full((), rows.shape[-2], dtype=torch.float64, device=g.device)
+        B = moment(rows, gradients_dtype) if gradients_dtype else None
         return (
             g,
             None,
-            _second_moment(ctx.saved_tensors[0], inputs_dtype) if inputs_dtype else None,
             None,
-            rows if count_dtype else None,
-            _second_moment(g, gradients_dtype) if gradients_dtype else None,
-            rows if gradients_dtype else None,
+            A,
+            count if count_dtype else None,
+            B,
+            count if gradients_dtype else None,
         )
-
-
-def _second_moment(v: Tensor, dtype: torch.dtype) -> Tensor:
-    # A user may call backward inside autocast, which would round the product to bfloat16.
-    with torch.autocast(v.device.type, enabled=False):
-        rows = v.detach().reshape(-1, v.shape[-1]).to(dtype)
-        return rows.mT @ rows
 
 
 def _gradient(probe: Tensor) -> Tensor:
@@ -303,21 +318,17 @@ class Capture:
 
     def __init__(self) -> None:
         self.window = Window()
-        self._hooks: dict[nn.Parameter, list[LayerHook]] = {}
+        self._hooks: dict[Tensor, list[LayerHook]] = {}
         self._handles: list[RemovableHandle] = []
 
     def watch(
-        self,
-        parameter: nn.Parameter,
-        modules: Iterable[nn.Module],
-        *,
-        inputs: bool,
-        gradients: bool,
+        self, parameter: Tensor, modules: Iterable[Watched], *, inputs: bool, gradients: bool
     ) -> None:
         """Hook every module whose weight is `parameter` (several when it is tied)."""
-        for module in modules:
-            hook = LayerHook(self.window, parameter, inputs=inputs, gradients=gradients)
-            self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
+        for watched in modules:
+            hook = LayerHook(self.window, parameter, watched, inputs=inputs, gradients=gradients)
+            handle = watched.module.register_forward_hook(hook, with_kwargs=True)
+            self._handles.append(handle)
             self._hooks.setdefault(parameter, []).append(hook)
 
     def watches(self, parameter: Tensor) -> bool:

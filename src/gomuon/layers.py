@@ -1,6 +1,7 @@
-"""One matrix parameter as the step sees it."""
+"""One matrix parameter as the step sees it: a stack of matrices, whatever its own shape."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,65 +12,195 @@ from gomuon.capture import Statistics
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What is special about a parameter; see `Layer`."""
+    """How a parameter is cut into matrices.
 
-    blocks: int = 1
+    Args:
+        rows: equal blocks of output rows, each a matrix of its own: the heads of a query, key or
+            value projection, or the parts of a fused qkv.
+        columns: equal blocks of input columns: the heads of an output projection.
+        transposed: the parameter is stored inputs × outputs.
+        partner: the weight this one is multiplied with (queries with keys), for geometries made
+            of it.
+        bias: a bias that joins the matrix as its last column, with inputs extended by a one.
+    """
+
+    rows: int = 1
+    columns: int = 1
+    transposed: bool = False
     partner: Tensor | None = None
+    bias: Tensor | None = None
+
+    @property
+    def blocks(self) -> int:
+        return self.rows * self.columns
+
+
+PLAIN = LayerSpec()
 
 
 @dataclass(eq=False)
 class Layer:
-    """A parameter, its state, and what was captured of it in this step.
-
-    `spec.blocks` splits the output rows into equal blocks (attention heads) that are treated as
-    matrices of their own; everything is then seen as a stack [blocks, m, n]. `spec.partner` is the
-    weight this one is multiplied with (queries with keys), for geometries that are made of it.
-    """
+    """A parameter, its state, and what was captured of it in this step."""
 
     name: str
     parameter: Tensor
     state: dict[str, Any]
-    spec: LayerSpec = LayerSpec()
+    spec: LayerSpec = PLAIN
     statistics: Statistics | None = None
+    dtype: torch.dtype = field(init=False)
+    shape: tuple[int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        # State and arithmetic are float32 or wider, whatever the parameter's dtype.
+        self.dtype = working_dtype(self.parameter)
+        m, n = _sides(self.parameter, self.spec)
+        self.shape = (m // self.spec.rows, n // self.spec.columns)
 
     @property
     def blocks(self) -> int:
         return self.spec.blocks
 
     @property
-    def partner(self) -> Tensor | None:
-        return self.spec.partner
+    def updates(self) -> int:
+        """Updates this layer has had; a layer that joins late starts its own count."""
+        return self.state.get("updates", 0)
 
     @property
-    def dtype(self) -> torch.dtype:
-        """State and arithmetic are float32 or wider, whatever the parameter's dtype."""
-        return working_dtype(self.parameter)
+    def weights(self) -> Tensor:
+        """W, [blocks, m, n]."""
+        return self._matrices(self.parameter, self.spec.bias)
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """m, n of each matrix of the stack."""
-        rows = self.parameter.shape[0]
-        return rows // self.blocks, self.parameter.numel() // rows
+    def gradients(self) -> Tensor:
+        """G, [blocks, m, n]."""
+        bias = self.spec.bias
+        return self._matrices(_gradient(self.parameter), None if bias is None else _gradient(bias))
 
-    def matrices(self, tensor: Tensor) -> Tensor:
-        """A tensor of the parameter's shape as its stack of matrices, [blocks, m, n]."""
-        return tensor.to(self.dtype).reshape(self.blocks, *self.shape)
+    def assign(self, matrices: Tensor) -> None:
+        """Write the stack back into the parameter (and the bias that joined it)."""
+        whole = self._whole(matrices)
+        if self.spec.bias is not None:
+            self.spec.bias.copy_(whole[:, -1])
+            whole = whole[:, :-1]
+        whole = whole.mT if self.spec.transposed else whole
+        self.parameter.copy_(whole.reshape(self.parameter.shape))
+
+    def recall(self, name: str) -> Tensor:
+        """An elementwise memory by name, [blocks, m, n]; zero at first."""
+        kept = self.state.get(name)
+        if kept is None:
+            like = self.weights
+            return torch.zeros_like(like)
+        return kept.reshape(self.blocks, *self.shape) if self._is_reshape else kept
+
+    def remember(self, name: str, matrices: Tensor) -> None:
+        """Keep a memory in place, in the parameter's shape where it is a mere reshape of it."""
+        value = matrices.reshape(self.parameter.shape) if self._is_reshape else matrices
+        if name in self.state:
+            self.state[name].copy_(value)
+        else:
+            self.state[name] = value.clone()
+
+    def spread(self, name: str, side: str) -> Tensor | None:
+        """A cached map for each block, [blocks, …]; None stands for the identity."""
+        kept: Tensor | None = self.state.get(name)
+        if kept is None or len(kept) == self.blocks:
+            return kept
+        rows, columns = self.spec.rows, self.spec.columns
+        return kept.repeat_interleave(columns, 0) if side == "left" else kept.repeat(rows, 1, 1)
 
     @property
-    def momentum(self) -> Tensor:
-        """M, made on first use; [parameter's shape]."""
-        if "momentum" not in self.state:
-            self.state["momentum"] = torch.zeros_like(self.parameter, dtype=self.dtype)
-        return self.state["momentum"]
+    def _is_reshape(self) -> bool:
+        spec = self.spec
+        return spec.columns == 1 and not spec.transposed and spec.bias is None
 
-    def map(self, side: str) -> Tensor | None:
-        """P_B ("left_map") or P_A ("right_map"), [blocks, d, d]; None stands for the identity."""
-        cached: Tensor | None = self.state.get(side)
-        if cached is None:
-            return None
-        return cached.expand(self.blocks, *cached.shape[-2:])
+    def _matrices(self, tensor: Tensor, bias: Tensor | None) -> Tensor:
+        matrix = tensor.to(self.dtype)
+        matrix = matrix.mT if self.spec.transposed else matrix.flatten(1)
+        if bias is not None:
+            matrix = torch.cat([matrix, bias.to(self.dtype).unsqueeze(1)], dim=1)
+        m, n = self.shape
+        tiles = matrix.reshape(self.spec.rows, m, self.spec.columns, n)
+        return tiles.movedim(2, 1).reshape(self.blocks, m, n)
+
+    def _whole(self, matrices: Tensor) -> Tensor:
+        m, n = self.shape
+        tiles = matrices.reshape(self.spec.rows, self.spec.columns, m, n).movedim(1, 2)
+        return tiles.reshape(self.spec.rows * m, self.spec.columns * n)
+
+
+def check_spec(name: str, parameter: Tensor, spec: LayerSpec) -> None:
+    """Raise a ValueError when the blocks do not divide the parameter."""
+    m, n = _sides(parameter, spec)
+    for side, size, blocks in (("rows", m, spec.rows), ("columns", n, spec.columns)):
+        if blocks < 1 or size % blocks:
+            raise ValueError(f"{blocks} blocks do not divide the {size} {side} of {name!r}")
 
 
 def working_dtype(tensor: Tensor) -> torch.dtype:
     """float64 for float64, float32 for everything else."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def _sides(parameter: Tensor, spec: LayerSpec) -> tuple[int, int]:
+    """Output and input side of the whole matrix."""
+    first = parameter.shape[0]
+    rest = parameter.numel() // first
+    m, n = (rest, first) if spec.transposed else (first, rest)
+    return m, n + (spec.bias is not None)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+class Stack:
+    """Layers of one shape as one tensor per quantity, [b, m, n] over all their blocks."""
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers = layers
+        self.updates = layers[0].updates
+        self.W = torch.cat([layer.weights for layer in layers])
+        self.G = torch.cat([layer.gradients for layer in layers])
+        self._sizes = [layer.blocks for layer in layers]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.layers[0].shape
+
+    def recall(self, name: str) -> Tensor:
+        """An elementwise memory by name, [b, m, n]; zero at first."""
+        return torch.cat([layer.recall(name) for layer in self.layers])
+
+    def remember(self, name: str, value: Tensor) -> Tensor:
+        for layer, part in zip(self.layers, value.split(self._sizes), strict=True):
+            layer.remember(name, part)
+        return value
+
+    def assign(self, W: Tensor) -> None:
+        for layer, part in zip(self.layers, W.split(self._sizes), strict=True):
+            layer.assign(part)
+            layer.state["updates"] = layer.updates + 1
+
+    def map(self, name: str) -> Tensor | None:
+        """Cached maps by name ("left_map", …), [b, …]; None when every one is the identity."""
+        side, _, kind = name.partition("_")
+        maps = [layer.spread(name, side) for layer in self.layers]
+        present = next((cached for cached in maps if cached is not None), None)
+        if present is None:
+            return None
+        return torch.cat(
+            [
+                _neutral(present, kind).expand(layer.blocks, *present.shape[1:])
+                if cached is None
+                else cached
+                for layer, cached in zip(self.layers, maps, strict=True)
+            ]
+        )
+
+
+def _neutral(like: Tensor, kind: str) -> Tensor:
+    """What a layer without geometry uses: the identity, or ones for what multiplies elementwise."""
+    if kind in ("map", "basis"):
+        return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+    return torch.ones_like(like[:1])

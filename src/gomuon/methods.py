@@ -1,14 +1,17 @@
 """The optimizers users name, one class a recipe."""
 
+from collections.abc import Mapping
 from typing import Any, Unpack
 
 from torch import Tensor, nn
 
+from gomuon import recipes
 from gomuon.attention import query_key_specs
 from gomuon.functional.polar import PolarMethod
+from gomuon.groups import groups_of
 from gomuon.layers import LayerSpec
 from gomuon.optimizer import Common, MatrixOptimizer, Parameters
-from gomuon.recipes import GO_MUON, HALFSPACE, MUON, MUON_QK
+from gomuon.routing import RoutingTable
 
 
 class GoMuon(MatrixOptimizer):
@@ -28,19 +31,25 @@ class GoMuon(MatrixOptimizer):
     AdamW in the same optimizer; `routing_table()` shows which and why.
 
     Args:
-        params: the model (its parameters are routed and its linear layers captured), or what
-            torch.optim takes; then nothing is captured and the maps are the identity.
+        params: the model (its parameters are routed and its layers captured), or what torch.optim
+            takes; then nothing is captured and the maps are the identity.
         lr: η, the matrices' learning rate.
 
         momentum: β.
         nesterov: the source is M̂; else M.
         weight_decay: decoupled, W ← (1 − ηλ)W.
+        geometry_decay: decay in the step's geometry instead, W ← W − ηλ·W P_A²/mean(P_A²).
 
         alpha: the power, in [0, ½], or a pair (left, right) for the output and the input side; 0
-            switches a side off.
+            switches a side off, and (0, ¼) is input-only Go-MUON.
         refresh_every: K.
         factor_decay: β_B.
-        shrinkage: "oas", or a fixed intensity in [0, 1].
+        input_decay: an average on A too, as β_B's; the paper has none.
+        shrinkage: "oas", a fixed intensity in [0, 1], or {"damping": d} for S + d·tr(S)/dim·I.
+
+        token_stride: statistics of every stride-th position only.
+        token_skip: positions left out at the start of each sequence.
+        reduce: K-FAC-reduce statistics, one row per example instead of one per position.
 
         polar: how the polar factor is computed, see `gomuon.functional.polar`.
         graft: "frobenius", or None for the oracle's own length.
@@ -49,6 +58,7 @@ class GoMuon(MatrixOptimizer):
             lr 3e-3, betas (.9, .95), eps 1e-8, no decay.
         routes: overrides of the routing, {pattern: "matrix" | "adamw" | "frozen"} or a function of
             (name, module, parameter).
+        specs: how parameters are cut into matrices, {pattern: LayerSpec}, for heads and fused qkv.
         loss_reduction: "mean" if the loss averages over examples, "sum" if it adds them up.
         nonfinite: "raise" at a gradient with NaN or infinity, or "skip" the step.
 
@@ -56,68 +66,183 @@ class GoMuon(MatrixOptimizer):
         ValueError: a value is out of range, or the model has nothing to optimize.
     """
 
-    recipe = GO_MUON
+    recipe = recipes.GO_MUON
 
     def __init__(
         self,
         params: Parameters,
-        lr: float = 0.08,
+        lr: float | Tensor = 0.08,
         *,
         momentum: float = 0.8,
         nesterov: bool = True,
         weight_decay: float = 0.0,
+        geometry_decay: bool = False,
         alpha: float | tuple[float, float] = 0.25,
         refresh_every: int = 4,
         factor_decay: float = 0.97,
-        shrinkage: str | float = "oas",
+        input_decay: float | None = None,
+        shrinkage: str | float | Mapping[str, float] = "oas",
+        token_stride: int = 1,
+        token_skip: int = 0,
+        reduce: bool = False,
         polar: PolarMethod = "auto",
         graft: str | None = "frobenius",
         **common: Unpack[Common],
     ) -> None:
-        settings: dict[str, Any] = {
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "weight_decay": weight_decay,
-            "alpha": alpha,
-            "refresh_every": refresh_every,
-            "factor_decay": factor_decay,
-            "shrinkage": shrinkage,
-            "polar": polar,
-            "graft": graft,
-        }
-        super().__init__(params, settings, **common)
+        super().__init__(
+            params,
+            lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            geometry_decay=geometry_decay,
+            alpha=alpha,
+            refresh_every=refresh_every,
+            factor_decay=factor_decay,
+            input_decay=input_decay,
+            shrinkage=shrinkage,
+            token_stride=token_stride,
+            token_skip=token_skip,
+            reduce=reduce,
+            polar=polar,
+            graft=graft,
+            **common,
+        )
 
 
 class Muon(MatrixOptimizer):
     """Muon with the exact polar factor: Go-MUON at α = 0, the paper's control.
 
-    W ← W − η √max(1, m/n) · polar(M̂). The arguments are those of `GoMuon`.
+    W ← W − η √max(1, m/n) · polar(M̂).
     """
 
-    recipe = MUON
+    recipe = recipes.MUON
+
+
+class KFAC(MatrixOptimizer):
+    """K-FAC, the natural gradient in Kronecker factors, with a KL budget over all layers.
+
+    Biases of linear layers join their weights as a column, with inputs extended by a one.
+    """
+
+    recipe = recipes.KFAC
+
+
+class Shampoo(MatrixOptimizer):
+    """Scalable Shampoo: inverse roots of gradient Grams, grafted to another rule's length.
+
+    `graft` is "sgd", "adagrad", "rmsprop" or None. Sides above `block_size` are cut into the fewest
+    equal pieces that fit; a side that has no such cut stays whole. `factor_decay=1` sums.
+    """
+
+    recipe = recipes.SHAMPOO
+
+
+class SOAP(MatrixOptimizer):
+    """SOAP: Adam in the slowly rotating eigenbasis of Shampoo's Grams.
+
+    The first step only observes. Sides larger than `max_side` keep the identity.
+    """
+
+    recipe = recipes.SOAP
+
+
+class Mousse(MatrixOptimizer):
+    """Mousse: matched polar in trace-normalised gradient-Gram geometry, power ⅛."""
+
+    recipe = recipes.MOUSSE
+
+
+class FISMO(MatrixOptimizer):
+    """FISMO: matched half-power map-back in coupled gradient factors.
+
+    Written from a digest of the paper; no code is public, and the defaults are ours.
+    """
+
+    recipe = recipes.FISMO
+
+
+class NewtonMuon(MatrixOptimizer):
+    """Newton-Muon: gradients multiplied by an inverse activation moment before the momentum."""
+
+    recipe = recipes.NEWTON_MUON
+
+
+class MuonSquared(MatrixOptimizer):
+    """Muon²: the source divided by the root of its average square before the polar factor.
+
+    That the average is of the source's squares, not the gradient's, is our reading.
+    """
+
+    recipe = recipes.MUON_SQUARED
+
+
+class MALT(MatrixOptimizer):
+    """MALT: matched polar with diagonal maps from averaged row and column norms.
+
+    Written from a digest of the paper; no code is public, and the defaults are ours.
+    """
+
+    recipe = recipes.MALT
+
+
+class MuonPlus(MatrixOptimizer):
+    """Muon+: the polar factor with its columns and/or rows normalised."""
+
+    recipe = recipes.MUON_PLUS
+
+
+class MuonEq(MatrixOptimizer):
+    """MuonEq: rows (and columns) of the source equilibrated before the polar factor."""
+
+    recipe = recipes.MUON_EQ
+
+
+class Scion(MatrixOptimizer):
+    """Scion: the LMO of the spectral norm for hidden layers, of the sign norm for the head.
+
+    Args:
+        params: the model, or parameters, which are then all hidden layers.
+        lr: the step's length.
+        constrained: multiply the weights by 1 − lr, which keeps them in the norm ball.
+        radius: of the hidden layers' balls.
+        head_radius: of the output head's.
+        settings: those of the recipe, and the keywords every method takes.
+    """
+
+    recipe = recipes.SCION
 
     def __init__(
         self,
         params: Parameters,
-        lr: float = 0.02,
+        lr: float | Tensor | None = None,
         *,
-        momentum: float = 0.8,
-        nesterov: bool = True,
-        weight_decay: float = 0.0,
-        polar: PolarMethod = "auto",
-        **common: Unpack[Common],
+        constrained: bool = False,
+        radius: float = 1.0,
+        head_radius: float = 1.0,
+        **settings: Any,
     ) -> None:
-        settings: dict[str, Any] = {
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "weight_decay": weight_decay,
-            "polar": polar,
-            "graft": None,
-            "refresh_every": 1,
+        self._head_radius = head_radius
+        if constrained:
+            settings["weight_decay"] = 1.0
+        super().__init__(params, lr, radius=radius, **settings)
+
+    def _groups_of(self, table: RoutingTable, defaults: dict[str, Any]) -> list[dict[str, Any]]:
+        heads = [r for r in table if r.treatment == "adamw" and r.reason == "output head"]
+        others = groups_of(RoutingTable(r for r in table if r not in heads))
+        own = {
+            "params": [(r.name, r.parameter) for r in heads],
+            "treatment": "matrix",
+            "norm": "sign",
+            "radius": self._head_radius,
         }
-        super().__init__(params, settings, **common)
+        return [*others, own] if heads else others
+
+
+class KFACMuon(MatrixOptimizer):
+    """Matched polar at half power with π-balanced K-FAC-reduce factors and no graft."""
+
+    recipe = recipes.KFAC_MUON
 
 
 class MuonQK(MatrixOptimizer):
@@ -131,41 +256,27 @@ class MuonQK(MatrixOptimizer):
         params: the model; it must hold attention modules with query and key linear layers.
         lr: the matrices' learning rate.
         heads: heads per attention module; read off the modules when None.
-        partner_damping: λ.
+        settings: those of the recipe (`partner_damping` is λ), and the keywords every method takes.
     """
 
-    recipe = MUON_QK
+    recipe = recipes.MUON_QK
 
     def __init__(
         self,
         params: Parameters,
-        lr: float = 0.018,
+        lr: float | Tensor | None = None,
         *,
-        momentum: float = 0.8,
-        nesterov: bool = True,
-        weight_decay: float = 0.0,
         heads: int | None = None,
-        partner_damping: float = 0.01,
-        polar: PolarMethod = "auto",
-        **common: Unpack[Common],
+        **settings: Any,
     ) -> None:
         if not isinstance(params, nn.Module):
             raise ValueError("MuonQK pairs queries with keys: pass the model, not its parameters")
         self._heads = heads
-        settings: dict[str, Any] = {
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "weight_decay": weight_decay,
-            "partner_damping": partner_damping,
-            "polar": polar,
-            "graft": None,
-            "refresh_every": 1,
-        }
-        super().__init__(params, settings, **common)
+        super().__init__(params, lr, **settings)
 
     def _layer_specs(self, model: nn.Module) -> dict[Tensor, LayerSpec]:
-        return query_key_specs(model, self.__dict__.get("_heads"))
+        pairs = query_key_specs(model, self.__dict__.get("_heads"))
+        return {**super()._layer_specs(model), **pairs}
 
 
 class Halfspace(MatrixOptimizer):
@@ -173,38 +284,6 @@ class Halfspace(MatrixOptimizer):
 
     D = polar(B̄^(−½) M̂ A^(−½) + λM̂) for the smallest λ ≥ 0 with ⟨M̂, D⟩ ≥ τ‖M̂‖_*. This is our reading
     of the "registered halfspace baseline" of the paper's map-back study, which it does not define.
-    The arguments are those of `GoMuon`, and τ.
     """
 
-    recipe = HALFSPACE
-
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float = 0.08,
-        *,
-        momentum: float = 0.8,
-        nesterov: bool = True,
-        weight_decay: float = 0.0,
-        tau: float = 0.0,
-        alpha: float | tuple[float, float] = 0.5,
-        refresh_every: int = 1,
-        factor_decay: float = 0.97,
-        shrinkage: str | float = "oas",
-        polar: PolarMethod = "auto",
-        **common: Unpack[Common],
-    ) -> None:
-        settings: dict[str, Any] = {
-            "lr": lr,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "weight_decay": weight_decay,
-            "tau": tau,
-            "alpha": alpha,
-            "refresh_every": refresh_every,
-            "factor_decay": factor_decay,
-            "shrinkage": shrinkage,
-            "polar": polar,
-            "graft": None,
-        }
-        super().__init__(params, settings, **common)
+    recipe = recipes.HALFSPACE

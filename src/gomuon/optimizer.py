@@ -10,25 +10,29 @@ import torch
 from torch import Tensor, nn
 
 from gomuon.adamw import adamw_step
-from gomuon.batching import alike, stack, stacked_maps, unstack
+from gomuon.axes import Pending, decayed
+from gomuon.batching import alike
 from gomuon.capture import Capture
-from gomuon.checkpoints import FORMAT, check_fits, parameter_name, restored_state
+from gomuon.checkpoints import FORMAT, check_fits, restored_state
 from gomuon.errors import GeometryWarning, NonFiniteGradientError
 from gomuon.faults import nonfinite_gradients
-from gomuon.layers import Layer, LayerSpec
-from gomuon.recipes import Recipe
-from gomuon.routing import (
-    Route,
-    Routes,
-    RoutingTable,
-    capturable_modules,
-    check_trainable,
-    route,
+from gomuon.groups import (
+    cut,
+    groups_of,
+    is_matrix,
+    joined_biases,
+    module_specs,
+    named,
+    watched_modules,
 )
+from gomuon.layers import PLAIN, Layer, LayerSpec, Stack, check_spec
+from gomuon.readers import Sampling
+from gomuon.recipes import Recipe
+from gomuon.routing import Route, Routes, RoutingTable, check_trainable, route, select
 from gomuon.settings import ADAMW_DEFAULTS, AdamWSettings, check_settings
 
 Parameters = nn.Module | Iterable[Any]
-Observer = Callable[[Sequence[Layer], Tensor, Tensor, Tensor], None]
+Observer = Callable[[Stack, Tensor, Tensor], None]
 
 
 class Common(TypedDict, total=False):
@@ -36,6 +40,7 @@ class Common(TypedDict, total=False):
 
     adamw: AdamWSettings | None
     routes: Routes
+    specs: Mapping[str, LayerSpec] | None
     loss_reduction: str
     nonfinite: str
 
@@ -51,37 +56,50 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def __init__(
         self,
         params: Parameters,
-        settings: Mapping[str, Any],
+        lr: float | Tensor | None = None,
         *,
         adamw: AdamWSettings | None = None,
         routes: Routes = None,
+        specs: Mapping[str, LayerSpec] | None = None,
         loss_reduction: str = "mean",
         nonfinite: str = "raise",
+        **settings: Any,
     ) -> None:
+        self.recipe.check_known(settings)
         defaults = {
+            **self.recipe.defaults,
             **settings,
+            "lr": self.recipe.defaults["lr"] if lr is None else lr,
             "adamw": adamw if adamw is not None else {},
             "loss_reduction": loss_reduction,
             "nonfinite": nonfinite,
         }
-        check_settings(defaults)
+        check_settings(defaults, self.recipe.checks)
         defaults["adamw"] = {**ADAMW_DEFAULTS, **defaults["adamw"]}
-        self._begin()
+        self._begin(specs)
         if isinstance(params, nn.Module):
-            self._table = route(params, routes)
-            super().__init__(_groups_of(self._table), defaults)
+            table = route(params, routes)
+            self._table = joined_biases(params, table) if self.recipe.joins_bias else table
+            super().__init__(self._groups_of(self._table, defaults), defaults)
             self.attach(params)
         else:
-            if routes is not None:
-                raise ValueError("routes needs the model: pass it instead of its parameters")
+            if routes is not None or specs is not None:
+                raise ValueError("routes and specs need the model: pass it, not its parameters")
             super().__init__(params, defaults)
             self._warn_uncaptured_construction()
 
-    def _begin(self) -> None:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Show a recipe's own defaults in the signature of a class that adds no __init__."""
+        super().__init_subclass__(**kwargs)
+        if "__init__" not in cls.__dict__ and hasattr(cls, "recipe"):
+            cls.__signature__ = cls.recipe.signature()  # type: ignore[attr-defined]
+
+    def _begin(self, specs: Mapping[str, LayerSpec] | None = None) -> None:
         """What is not saved: hooks, observers, the model they belong to."""
         self._model: nn.Module | None = None
         self._table = RoutingTable()
         self._specs: dict[Tensor, LayerSpec] = {}
+        self._spec_patterns = dict(specs or {})
         self._captures: list[Capture] = []  # one per group
         self._observers: list[Observer] = []
         self._warned: set[str] = set()
@@ -108,12 +126,10 @@ class MatrixOptimizer(torch.optim.Optimizer):
         layers, others = self._with_gradients(index, group)
         if not layers and not others:
             return
-        if layers and self._due(group):
+        if layers:
             self._refresh(layers, index, group)
-        for batch in alike(
-            layers, lambda layer: (layer.shape, layer.dtype, layer.parameter.device)
-        ):
-            self._update(batch, group)
+            self._update(layers, group)
+            self.recipe.geometry.after(layers, group)
         if others:
             adamw_step(
                 others,
@@ -124,39 +140,45 @@ class MatrixOptimizer(torch.optim.Optimizer):
             )
         group["step"] += 1
 
-    def _update(self, batch: Sequence[Layer], group: Mapping[str, Any]) -> None:
-        """The paper's "Complete update" for layers of one shape, stacked [b, m, n]."""
+    def _update(self, layers: Sequence[Layer], group: Mapping[str, Any]) -> None:
+        """The paper's "Complete update", for layers of one shape at a time, stacked [b, m, n]."""
         recipe, lr = self.recipe, group["lr"]
-        W = stack(batch, lambda layer: layer.parameter)
-        G = stack(batch, lambda layer: layer.parameter.grad)
-        M = stack(batch, lambda layer: layer.momentum)
-        P_B, P_A = stacked_maps(batch, "left"), stacked_maps(batch, "right")
+        for stack, source, D in recipe.trust(self._directions(layers, group), group):
+            U = recipe.scale(D, stack, group)
+            stack.assign(decayed(stack, group) - lr * U)
+            for observe in self._observers:
+                observe(stack, source, U)
 
-        M, source = recipe.source(G, M, group)  # M_t, M̂_t
-        D = recipe.scale(recipe.direction(source, P_B, P_A, group), group)  # D_{0,t}, D_t
-        W = (1 - lr * group["weight_decay"]) * W - lr * D
-
-        unstack(M, batch, lambda layer: layer.momentum)
-        unstack(W, batch, lambda layer: layer.parameter)
-        for observe in self._observers:
-            observe(batch, G, source, D)
+    def _directions(self, layers: Sequence[Layer], group: Mapping[str, Any]) -> Iterator[Pending]:
+        recipe = self.recipe
+        for batch in alike(layers, _kind):
+            if batch[0].updates < recipe.observes_first:
+                for layer in batch:
+                    layer.state["updates"] = layer.updates + 1
+                continue
+            stack = Stack(batch)
+            source = recipe.source(stack, group)  # M_t, M̂_t
+            yield stack, source, recipe.direction(source, stack, group)  # D_{0,t}
 
     def _refresh(self, layers: Sequence[Layer], index: int, group: Mapping[str, Any]) -> None:
         """A_t, B_t ← statistics; B̄_t; P_A, P_B. What was not seen or is unusable stays."""
         geometry = self.recipe.geometry
-        if geometry is None:
-            return
-        seen = self._captures[index].collect()
-        for layer in layers:
-            layer.statistics = seen.get(layer.parameter)
-        for layer in geometry.refresh(layers, group):
+        if geometry.capture_due(group):
+            seen = self._captures[index].collect()
+            for layer in layers:
+                layer.statistics = seen.get(layer.parameter)
+        for layer in geometry.before(layers, group):
             layer.state["failures"] = layer.state.get("failures", 0) + 1
             self._warn_once(
                 f"the statistics of {layer.name!r} were not finite or could not be decomposed; it "
                 "keeps its last geometry (counted in its state as 'failures')"
             )
-        if any(geometry.captured_sides(group)) and self._model is not None and float(group["lr"]):
-            blind = [layer for layer in layers if not {"left_map", "right_map"} & set(layer.state)]
+        if geometry.capture_due(group) and self._model is not None and float(group["lr"]):
+            self._warn_blind(layers, group)
+
+    def _warn_blind(self, layers: Sequence[Layer], group: Mapping[str, Any]) -> None:
+        if any(self.recipe.geometry.captured_sides(group)):
+            blind = [layer for layer in layers if not _GEOMETRY & layer.state.keys()]
             if blind:
                 names = ", ".join(repr(layer.name) for layer in blind)
                 self._warn_once(
@@ -166,14 +188,10 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
     # ---- clock and gate ----------------------------------------------------------------------
 
-    @staticmethod
-    def _due(group: Mapping[str, Any]) -> bool:
-        return group["step"] % group["refresh_every"] == 0
-
     def _gate(self) -> None:
         """Open the hooks if the coming step refreshes; before its forward pass, so here."""
         for group, capture in zip(self.param_groups, self._captures, strict=True):
-            capture.gate(self._due(group))
+            capture.gate(self.recipe.geometry.capture_due(group))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the statistics that came with them."""
@@ -200,24 +218,34 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._model = None
 
     def _layer_specs(self, model: nn.Module) -> dict[Tensor, LayerSpec]:
-        """Parameters that are not simply one matrix; none unless a method says so."""
-        return {}
+        """How parameters are cut into matrices: by module, then as `specs` says."""
+        held = {p for group in self.param_groups for p in group["params"] if is_matrix(group, p)}
+        biases = held if self.recipe.joins_bias else set()
+        specs = module_specs(model, biases)
+        names = dict(model.named_parameters())
+        for name, spec in select(self._spec_patterns, list(names), "specs"):
+            check_spec(name, names[name], spec)
+            specs[names[name]] = spec
+        return specs
 
     def add_observer(self, observer: Observer) -> Callable[[], None]:
-        """Call `observer(layers, G, source, D)` for every stack updated; returns what ends it."""
+        """Call `observer(stack, source, U)` for every stack updated; returns what ends it."""
         self._observers.append(observer)
         return lambda: self._observers.remove(observer)
 
     def _hook_group(self, index: int) -> None:
-        group, geometry = self.param_groups[index], self.recipe.geometry
-        if geometry is None or self._model is None:
+        group = self.param_groups[index]
+        gradients, inputs = self.recipe.geometry.captured_sides(group)
+        if self._model is None or not (gradients or inputs):
             return
-        gradients, inputs = geometry.captured_sides(group)
-        if not (gradients or inputs):
-            return
-        modules = capturable_modules(self._model)
+
+        def sampling(weight: Tensor) -> Sampling:
+            ones = self._specs.get(weight, PLAIN).bias is not None
+            return Sampling(group["token_stride"], group["token_skip"], group["reduce"], ones)
+
+        modules = watched_modules(self._model, sampling)
         for parameter in group["params"]:
-            if _is_matrix(group, parameter) and parameter in modules:
+            if is_matrix(group, parameter) and parameter in modules:
                 self._captures[index].watch(
                     parameter, modules[parameter], inputs=inputs, gradients=gradients
                 )
@@ -232,7 +260,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         """
         group = dict(param_group)  # the caller's stays as it is
         group.setdefault("treatment", "auto")
-        check_settings(group)
+        check_settings(group, self.recipe.checks)
         group["adamw"] = {**self.defaults["adamw"], **group.get("adamw", {})}
         if group["treatment"] == "adamw":
             group.setdefault("lr", group["adamw"]["lr"])
@@ -241,23 +269,23 @@ class MatrixOptimizer(torch.optim.Optimizer):
         super().add_param_group(group)
         index = len(self.param_groups) - 1
         try:
-            for name, parameter in _named(self.param_groups[-1], index):
+            for name, parameter in named(self.param_groups[-1], index):
                 check_trainable(name, parameter)
         except ValueError:
             del self.param_groups[-1]
             raise
         self._captures.append(Capture())
         self._hook_group(index)
-        self._captures[index].gate(self._due(group))
+        self._captures[index].gate(self.recipe.geometry.capture_due(group))
 
     def routing_table(self) -> RoutingTable:
         """Every parameter, its treatment, and the reason."""
         known = list(self._table)
         listed = {route.parameter for route in known}
         for index, group in enumerate(self.param_groups):
-            for name, parameter in _named(group, index):
+            for name, parameter in named(group, index):
                 if parameter not in listed:
-                    matrix = _is_matrix(group, parameter)
+                    matrix = is_matrix(group, parameter)
                     asked = group["treatment"] != "auto"
                     reason = "asked for by its group" if asked else f"{parameter.ndim} dimensions"
                     known.append(Route(name, parameter, "matrix" if matrix else "adamw", reason))
@@ -270,15 +298,20 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self, index: int, group: Mapping[str, Any]
     ) -> tuple[list[Layer], list[Tensor]]:
         layers, others = [], []
-        for name, parameter in _named(group, index):
-            if parameter.grad is None or parameter.numel() == 0:
+        joined = {spec.bias for spec in self._specs.values() if spec.bias is not None}
+        for name, parameter in named(group, index):
+            if parameter.grad is None or parameter.numel() == 0 or parameter in joined:
                 continue
-            if _is_matrix(group, parameter):
-                spec = self._specs.get(parameter, LayerSpec())
+            if is_matrix(group, parameter):
+                spec = cut(parameter, self._specs.get(parameter, PLAIN), group)
                 layers.append(Layer(name, parameter, self.state[parameter], spec))
             else:
                 others.append(parameter)
         return layers, others
+
+    def _groups_of(self, table: RoutingTable, defaults: dict[str, Any]) -> list[dict[str, Any]]:
+        """Parameter groups of a routed model."""
+        return groups_of(table)
 
     def _adamw_lr(self, group: Mapping[str, Any]) -> Any:
         """In a group that mixes treatments `lr` is the matrices'; AdamW's moves in proportion."""
@@ -294,7 +327,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         fault = nonfinite_gradients(
             (name, parameter.grad)
             for index, group in enumerate(self.param_groups)
-            for name, parameter in _named(group, index)
+            for name, parameter in named(group, index)
         )
         if fault is None:
             return True
@@ -314,7 +347,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
     def _warn_uncaptured_construction(self) -> None:
         geometry = self.recipe.geometry
-        if geometry and any(any(geometry.captured_sides(group)) for group in self.param_groups):
+        if any(any(geometry.captured_sides(group)) for group in self.param_groups):
             self._warn_once(
                 f"{type(self).__name__} was given parameters, not a model, so nothing is captured "
                 "and its maps are the identity, that is Muon; pass the model itself"
@@ -359,37 +392,24 @@ class MatrixOptimizer(torch.optim.Optimizer):
         memo[id(self)] = new
         new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         new._table = copy.deepcopy(self._table, memo)
+        new._spec_patterns = copy.deepcopy(self._spec_patterns, memo)
         if self._model is not None:
             new.attach(copy.deepcopy(self._model, memo))
         return new
 
 
-def _groups_of(table: RoutingTable) -> list[dict[str, Any]]:
-    """One group for the matrices and one for AdamW, so that schedulers scale each by its own lr."""
-    groups = [
-        {
-            "params": [(route.name, route.parameter) for route in table.treated(treatment)],
-            "treatment": treatment,
-        }
-        for treatment in ("matrix", "adamw")
-    ]
-    return [group for group in groups if group["params"]]
+# What a layer's state holds once it has a geometry.
+_GEOMETRY = {"left_map", "right_map", "left_basis", "right_basis"}
 
 
-def _is_matrix(group: Mapping[str, Any], parameter: Tensor) -> bool:
-    if group["treatment"] == "auto":
-        return parameter.ndim >= 2
-    return bool(group["treatment"] == "matrix")
+def _kind(layer: Layer) -> tuple[object, ...]:
+    """Layers equal in this go through the step together."""
+    return layer.shape, layer.dtype, layer.parameter.device, layer.updates
 
 
 def _adamw_decay(group: Mapping[str, Any]) -> float:
     own = group["treatment"] == "adamw"
     return float(group["weight_decay"] if own else group["adamw"]["weight_decay"])
-
-
-def _named(group: Mapping[str, Any], index: int) -> Iterator[tuple[str, Tensor]]:
-    for position, parameter in enumerate(group["params"]):
-        yield parameter_name(group, index, position), parameter
 
 
 def _remove_all(captures: list[Capture]) -> None:

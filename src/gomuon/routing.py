@@ -4,11 +4,14 @@ import difflib
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
+from gomuon.readers import ConvReader, Sampling, reader_for
+
+Choice = TypeVar("Choice")
 Treatment = Literal["matrix", "adamw", "frozen"]
 Routes = Mapping[str, Treatment] | Callable[[str, nn.Module, nn.Parameter], Treatment | None] | None
 
@@ -76,7 +79,7 @@ def route(model: nn.Module, routes: Routes = None) -> RoutingTable:
     result = RoutingTable(table)
     if not result.treated("matrix"):
         raise ValueError(
-            f"{type(model).__name__} has no linear layer to treat as a matrix, so there is nothing "
+            f"{type(model).__name__} has no linear layer or convolution, so there is nothing "
             "for a matrix optimizer to do; use torch.optim.AdamW, or name matrices with "
             f'routes={{pattern: "matrix"}}. Its parameters:\n{result}'
         )
@@ -101,15 +104,6 @@ def check_trainable(name: str, parameter: Tensor) -> None:
         )
 
 
-def capturable_modules(model: nn.Module) -> dict[nn.Parameter, list[nn.Module]]:
-    """Linear layers by weight: those whose input and output gradient can be captured."""
-    modules: dict[nn.Parameter, list[nn.Module]] = {}
-    for module in model.modules():
-        if isinstance(module, nn.Linear) and isinstance(module.weight, nn.Parameter):
-            modules.setdefault(module.weight, []).append(module)
-    return modules
-
-
 def _owners(model: nn.Module) -> dict[nn.Parameter, list[tuple[str, nn.Module]]]:
     """Each parameter's names and modules; several when it is tied."""
     owners: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}
@@ -132,10 +126,12 @@ def _treatment(
                     "supported; make it with sparse=False"
                 )
             return "adamw", f"embedding{tied}"
-    if all(isinstance(module, nn.Linear) for module in modules) and parameter.ndim == 2:
+    readers = [reader_for(module, Sampling()) for module in modules]
+    if all(readers) and parameter.ndim >= 2:
         if head in modules:
             return "adamw", f"output head{tied}"
-        return "matrix", f"linear layer{tied}"
+        conv = any(isinstance(reader, ConvReader) for reader in readers)
+        return "matrix", f"{'convolution' if conv else 'linear layer'}{tied}"
     if isinstance(modules[0], nn.MultiheadAttention) and parameter.ndim == 2:
         return "matrix", "attention projection outside any linear layer: identity maps"
     if sum(size > 1 for size in parameter.shape) < 2:
@@ -168,18 +164,30 @@ def _override(
         return lambda name, module, parameter: None
     if callable(routes):
         return lambda name, module, parameter: _known(routes(name, module, parameter), name)
-    patterns = dict(routes)
-    for pattern, treatment in patterns.items():
+    for pattern, treatment in routes.items():
         _known(treatment, pattern)
+    chosen = dict(select(routes, names, "routes"))
+    return lambda name, module, parameter: chosen.get(name)
+
+
+def select(
+    patterns: Mapping[str, Choice], names: list[str], keyword: str
+) -> Iterator[tuple[str, Choice]]:
+    """Each name a pattern matches, with the first matching pattern's value.
+
+    Raises:
+        ValueError: a pattern matches nothing.
+    """
+    for pattern in patterns:
         if not fnmatch.filter(names, pattern):
-            raise ValueError(
-                f"routes names {pattern!r}, which matches no parameter{_hint(pattern, names)}"
-            )
-    return lambda name, module, parameter: next(_matches(patterns, name), None)
-
-
-def _matches(patterns: Mapping[str, Treatment], name: str) -> Iterator[Treatment]:
-    return (t for pattern, t in patterns.items() if fnmatch.fnmatchcase(name, pattern))
+            near = difflib.get_close_matches(pattern, names, n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise ValueError(f"{keyword} names {pattern!r}, which matches no parameter{hint}")
+    for name in names:
+        for pattern, value in patterns.items():
+            if fnmatch.fnmatchcase(name, pattern):
+                yield name, value
+                break
 
 
 def _known(treatment: Treatment | None, name: str) -> Treatment | None:
@@ -189,8 +197,3 @@ def _known(treatment: Treatment | None, name: str) -> Treatment | None:
             f"{get_args(Treatment)}"
         )
     return treatment
-
-
-def _hint(pattern: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(pattern, names, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""

@@ -57,9 +57,22 @@ _at_least_zero = _within(0, math.inf)
 _decay = _within(0, 1)
 _exponent = _within(0, 0.5, include_high=True)
 _share = _within(0, 1, include_high=True)
+_positive = _within(5e-324, math.inf)
+
+
+def _is_damping(value: Any) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and list(value) == ["damping"]
+        and _at_least_zero(value["damping"])
+    )
+
+
+Checks = Mapping[str, tuple[Callable[[Any], bool], str]]
+MAY_BE_ONE = (_share, "a number in [0, 1]")
 
 # name -> (check, what the message says was expected)
-CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
+CHECKS: Checks = {
     "lr": (_at_least_zero, "a finite number >= 0"),
     "momentum": (_decay, "a number in [0, 1)"),
     "alpha": (
@@ -69,30 +82,58 @@ CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "refresh_every": (_whole_number, "a whole number >= 1"),
     "factor_decay": (_decay, "a number in [0, 1)"),
     "shrinkage": (
-        lambda value: value == "oas" or _share(value),
-        '"oas" or a fixed intensity in [0, 1]',
+        lambda value: _is_damping(value) or value == "oas" or _share(value),
+        '"oas", a fixed intensity in [0, 1], or {"damping": a number >= 0}',
     ),
     "polar": (_one_of(*get_args(PolarMethod)), f"one of {get_args(PolarMethod)}"),
-    "graft": (_one_of("frobenius", None), '"frobenius" or None'),
+    "graft": (
+        _one_of("frobenius", "sgd", "adagrad", "rmsprop", None),
+        '"frobenius", "sgd", "adagrad", "rmsprop" or None',
+    ),
     "nesterov": (lambda value: isinstance(value, bool), "True or False"),
     "weight_decay": (_at_least_zero, "a finite number >= 0"),
     "loss_reduction": (_one_of("mean", "sum"), '"mean" or "sum"'),
     "nonfinite": (_one_of("raise", "skip"), '"raise" or "skip"'),
     "treatment": (_one_of("matrix", "adamw", "auto"), '"matrix", "adamw" or "auto"'),
+    "input_decay": (lambda value: value is None or _decay(value), "None or a number in [0, 1)"),
+    "geometry_decay": (lambda value: isinstance(value, bool), "True or False"),
+    "statistics_every": (_whole_number, "a whole number >= 1"),
+    "token_stride": (_whole_number, "a whole number >= 1"),
+    "token_skip": (lambda value: value == 0 or _whole_number(value), "a whole number >= 0"),
+    "reduce": (lambda value: isinstance(value, bool), "True or False"),
+    "damping": (_at_least_zero, "a finite number >= 0"),
+    "kl_clip": (lambda value: value is None or _positive(value), "None or a number > 0"),
+    "ridge": (_at_least_zero, "a finite number >= 0"),
+    "power": (_within(0, 1, include_high=True), "a number in [0, 1]"),
+    "block_size": (_whole_number, "a whole number >= 1"),
+    "max_side": (lambda value: value == 0 or _whole_number(value), "a whole number >= 0"),
+    "epsilon": (_at_least_zero, "a finite number >= 0"),
+    "aspect": (_one_of("ratio", "max"), '"ratio" or "max"'),
+    "mu": (_at_least_zero, "a finite number >= 0"),
+    "square_decay": (_decay, "a number in [0, 1)"),
+    "normalise": (
+        _one_of("col", "row", "col_row", "row_col"),
+        '"col", "row", "col_row" or "row_col"',
+    ),
+    "equilibrate": (_one_of("row", "row_col"), '"row" or "row_col"'),
+    "radius": (_at_least_zero, "a finite number >= 0"),
+    "norm": (_one_of("spectral", "sign"), '"spectral" or "sign"'),
+    "scale": (_at_least_zero, "a finite number >= 0"),
     "tau": (_decay, "a number in [0, 1)"),
-    "partner_damping": (_within(1e-30, math.inf), "a number > 0"),
+    "partner_damping": (_positive, "a number > 0"),
     "betas": (_pair_of(_decay), "a pair of numbers in [0, 1)"),
     "eps": (_at_least_zero, "a finite number >= 0"),
 }
 
 
-def check_settings(settings: Mapping[str, Any], where: str = "") -> None:
+def check_settings(settings: Mapping[str, Any], own: Checks | None = None, where: str = "") -> None:
     """Raise a ValueError that names the first value that is out of range, and what was expected."""
+    checks = {**CHECKS, **(own or {})}
     for name, value in settings.items():
         if name == "adamw":
             _check_adamw(value)
-        elif name in CHECKS and not CHECKS[name][0](value):
-            raise ValueError(f"{where}{name} must be {CHECKS[name][1]}, got {value!r}")
+        elif name in checks and not checks[name][0](value):
+            raise ValueError(f"{where}{name} must be {checks[name][1]}, got {value!r}")
 
 
 def _check_adamw(adamw: Any) -> None:

@@ -1,16 +1,14 @@
 """What can be watched while an optimizer runs."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
-from gomuon.layers import Layer
+from gomuon.layers import Stack
 from gomuon.optimizer import MatrixOptimizer
 
 
 class Alignment:
-    """Counts updates that point against their source, ⟨M̂, D⟩ < 0, or their gradient, ⟨G, D⟩ < 0.
+    """Counts updates that point against their source, ⟨M̂, U⟩ < 0, or their gradient, ⟨G, U⟩ < 0.
 
     Theorem 1 rules out the first for a matched direction; nothing rules out the second.
     """
@@ -30,8 +28,8 @@ class Alignment:
     def remove(self) -> None:
         self._remove()
 
-    def _observe(self, batch: Sequence[Layer], G: Tensor, source: Tensor, D: Tensor) -> None:
-        negative = torch.stack([((X * D).sum(dim=(-2, -1)) < 0).sum() for X in (source, G)])
+    def _observe(self, stack: Stack, source: Tensor, U: Tensor) -> None:
+        negative = torch.stack([((X * U).sum(dim=(-2, -1)) < 0).sum() for X in (source, stack.G)])
         self._counts = (
             negative if self._counts is None else self._counts + negative.to(self._counts)
         )

@@ -1,0 +1,229 @@
+"""Activation and backward moments: A = E[xxᵀ] and B = E[δδᵀ], averaged, then made into maps."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from gomuon.batching import alike
+from gomuon.capture import Moment
+from gomuon.functional import oas, shrink
+from gomuon.functional.linalg import decompose
+from gomuon.geometry.base import (
+    Geometry,
+    Group,
+    due,
+    guarded,
+    guarded_roots,
+    identity_like,
+    keep,
+    trace_mean,
+)
+from gomuon.layers import Layer
+from gomuon.settings import sides
+
+Side = Literal["left", "right"]
+Maps = Callable[[Sequence[Layer], Group], list[Layer]]
+
+
+@dataclass(frozen=True)
+class CapturedMoments(Geometry):
+    """Captured factors on one clock, their maps on another.
+
+    Args:
+        maps: what is made of the factors.
+        start: what an average starts from: its first observation, or this multiple of the identity.
+        elapsed: an average decays by β to the number of steps since its last observation, as the
+            paper's β_B^K; else by β at every observation.
+        inputs_decay: the group key of the input side's decay; a group without it keeps no average.
+        only: "right" captures inputs alone.
+        shrunk: observations are shrunk (OAS or as the group says) before they are averaged.
+        description: for the table of methods.
+    """
+
+    maps: Maps
+    start: float | None = None
+    elapsed: bool = False
+    inputs_decay: str = "factor_decay"
+    only: Side | None = None
+    shrunk: bool = False
+    description: str = "activation/backward moments"
+
+    def captured_sides(self, group: Group) -> tuple[bool, bool]:
+        left, right = sides(group["alpha"]) if "alpha" in group else (1.0, 1.0)
+        return left > 0 and self.only != "right", right > 0
+
+    def capture_due(self, group: Group) -> bool:
+        return due(group, "statistics_every" if "statistics_every" in group else "refresh_every")
+
+    def before(self, layers: Sequence[Layer], group: Group) -> list[Layer]:
+        failed: list[Layer] = []
+        left, right = self.captured_sides(group)
+        if self.capture_due(group):
+            failed += self._observe("right", layers, group) if right else []
+            failed += self._observe("left", layers, group) if left else []
+        if due(group):
+            failed += self.maps(layers, group)
+        if group.get(self.inputs_decay) is None:
+            for layer in layers:  # sampled and held: nothing of A outlives its map
+                layer.state.pop("right_factor", None)
+                layer.state.pop("right_seen", None)
+        return failed
+
+    def _observe(self, side: Side, layers: Sequence[Layer], group: Group) -> list[Layer]:
+        """Factor ← average of factor and this step's moment; once for layers that share both."""
+        seen = [layer for layer in layers if _moment(layer, side) is not None]
+        together = alike(
+            seen, lambda l: (id(_moment(l, side)), id(l.state.get(f"{side}_factor")), _cut(l))
+        )
+        failed: list[Layer] = []
+        for batch in alike(together, lambda same: (_key(_total(same[0], side)), _cut(same[0]))):
+            observed = self._observations(side, [same[0] for same in batch], group)
+            usable = torch.isfinite(observed).flatten(1).all(1).tolist()
+            for same, S, good in zip(batch, observed, usable, strict=True):
+                if good:
+                    factor = self._averaged(side, same[0], S, group)
+                    for layer in same:
+                        layer.state[f"{side}_factor"] = factor
+                        layer.state[f"{side}_seen"] = group["step"]
+                else:
+                    failed += same
+        return failed
+
+    def _observations(self, side: Side, layers: Sequence[Layer], group: Group) -> Tensor:
+        """Â or B̂ of each layer, [layers, blocks of that side, d, d]."""
+        total = torch.stack([_total(layer, side) for layer in layers])
+        count = torch.stack([_present(_moment(layer, side)).count for layer in layers])
+        weight = count[(...,) + (None,) * (total.ndim - 1)].to(total.dtype)
+        mean = total / weight
+        if side == "left" and group["loss_reduction"] == "mean":
+            # The loss averaged over N rows, so g_i = δ_i/N. Undone here, a short last batch enters
+            # the average with the weight of any other.
+            mean = mean * weight.square()
+        if mean.ndim == 3:  # not already one moment per group of a convolution
+            spec = layers[0].spec
+            mean = _diagonal_blocks(mean, spec.rows if side == "left" else spec.columns)
+        return _shrunk(mean, count[:, None], group["shrinkage"]) if self.shrunk else mean
+
+    def _averaged(self, side: Side, layer: Layer, observed: Tensor, group: Group) -> Tensor:
+        """The first observation starts the average, unless it has a start of its own."""
+        beta = group.get(self.inputs_decay if side == "right" else "factor_decay")
+        factor = layer.state.get(f"{side}_factor")
+        if factor is None and self.start is not None:
+            factor = self.start * identity_like(observed).expand_as(observed)
+        if factor is None or beta is None:
+            return observed.clone()
+        waited = group["step"] - layer.state.get(f"{side}_seen", 0) if self.elapsed else 1
+        return beta**waited * factor + (1 - beta**waited) * observed
+
+
+def root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
+    """P_B = B̄^(−α), P_A = A^(−α)."""
+    failed: list[Layer] = []
+    for side, alpha in zip(("left", "right"), sides(group["alpha"]), strict=True):
+        if alpha > 0:
+            failed += _each_factor(layers, side, "map", partial(guarded_roots, power=alpha))
+    return failed
+
+
+def ridge_inverse_map(layers: Sequence[Layer], group: Group) -> list[Layer]:
+    """P_A = (A + (d·tr(A)/n + 1e-8)·I)⁻¹."""
+
+    def inverse(S: Tensor) -> Tensor:
+        ridge = group["damping"] * trace_mean(S) + 1e-8
+        return torch.linalg.inv(S + ridge * identity_like(S))
+
+    return _each_factor(layers, "right", "map", lambda S: guarded(inverse, S))
+
+
+def eigen_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
+    """Eigenvectors and eigenvalues of both factors."""
+    failed = []
+    for side in ("left", "right"):
+        # Packed as one tensor [values; vectors], because a guard sees one result per factor.
+        def packed(S: Tensor) -> Tensor:
+            values, vectors = decompose(torch.linalg.eigh, S)
+            return torch.cat([values.unsqueeze(-2), vectors], dim=-2)
+
+        failed += _each_factor(layers, side, "eigen", lambda S: guarded(packed, S))
+        for layer in layers:
+            eigen = layer.state.pop(f"{side}_eigen", None)
+            if eigen is not None:
+                layer.state[f"{side}_values"] = eigen[..., 0, :].clone()
+                layer.state[f"{side}_basis"] = eigen[..., 1:, :].clone()
+    return failed
+
+
+def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
+    """(A + π√λ·I)^(−½) and (B + √λ/π·I)^(−½) with π² = (tr A/n)/(tr B/m)."""
+    failed = []
+    root = group["damping"] ** 0.5
+    for layer in layers:
+        if "left_factor" not in layer.state or "right_factor" not in layer.state:
+            continue
+        A, B = layer.state["right_factor"], layer.state["left_factor"]
+        ratio = trace_mean(A) / trace_mean(B)
+        pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
+        failed += keep(layer, "right_map", guarded_roots(A + pi * root * identity_like(A), 0.5)[0])
+        failed += keep(layer, "left_map", guarded_roots(B + root / pi * identity_like(B), 0.5)[0])
+    return failed
+
+
+def _each_factor(
+    layers: Sequence[Layer],
+    side: str,
+    name: str,
+    function: Callable[[Tensor], list[Tensor | None]],
+) -> list[Layer]:
+    """Make `{side}_{name}` of every factor renewed in this step, once for layers that share it."""
+    known = [layer for layer in layers if f"{side}_factor" in layer.state]
+    shared = alike(known, lambda layer: id(layer.state[f"{side}_factor"]))
+    failed: list[Layer] = []
+    for batch in alike(shared, lambda same: _key(same[0].state[f"{side}_factor"])):
+        factors = torch.stack([same[0].state[f"{side}_factor"] for same in batch])
+        for same, result in zip(batch, function(factors), strict=True):
+            for layer in same:
+                failed += keep(layer, f"{side}_{name}", result)
+    return failed
+
+
+def _cut(layer: Layer) -> tuple[int, int]:
+    return layer.spec.rows, layer.spec.columns
+
+
+def _key(S: Tensor) -> tuple[object, ...]:
+    return S.shape, S.dtype, S.device
+
+
+def _moment(layer: Layer, side: Side) -> Moment | None:
+    if layer.statistics is None:
+        return None
+    return layer.statistics.gradients if side == "left" else layer.statistics.inputs
+
+
+def _present(moment: Moment | None) -> Moment:
+    assert moment is not None
+    return moment
+
+
+def _total(layer: Layer, side: Side) -> Tensor:
+    return _present(_moment(layer, side)).total
+
+
+def _shrunk(S: Tensor, count: Tensor, shrinkage: object) -> Tensor:
+    if shrinkage == "oas":
+        return oas(S, count)[0]
+    if isinstance(shrinkage, dict):
+        return S + shrinkage["damping"] * trace_mean(S) * identity_like(S)
+    assert isinstance(shrinkage, (int, float))
+    return shrink(S, float(shrinkage))
+
+
+def _diagonal_blocks(S: Tensor, blocks: int) -> Tensor:
+    """[b, d, d] -> [b, blocks, d/blocks, d/blocks]."""
+    size = S.shape[-1] // blocks
+    tiles = S.reshape(-1, blocks, size, blocks, size)
+    return tiles.diagonal(dim1=1, dim2=3).movedim(-1, 1)

@@ -1,0 +1,37 @@
+"""A geometry made of another layer's weight."""
+
+from collections.abc import Sequence
+
+import torch
+
+from gomuon.batching import alike
+from gomuon.functional import inverse_root
+from gomuon.geometry.base import Geometry, Group, identity_like
+from gomuon.layers import Layer, LayerSpec
+
+
+class PartnerGram(Geometry):
+    """Right map ½(WᵀW + λI)^(−1/2), head by head, W the weight a layer is multiplied with.
+
+    For a query layer that is the key layer, and the other way round; the two moves share one
+    budget, hence the ½. A reading of the paper's undefined "Q/K partner metric", after the nearest
+    public definition (compositional Muon).
+    """
+
+    description = "the partner weight's Gram, per head"
+
+    def before(self, layers: Sequence[Layer], group: Group) -> list[Layer]:
+        paired = [layer for layer in layers if layer.spec.partner is not None]
+        for batch in alike(paired, lambda layer: (layer.shape, layer.blocks, layer.dtype)):
+            W = torch.stack([_partner_weights(layer) for layer in batch])
+            gram = W.mT @ W
+            maps = 0.5 * inverse_root(gram + group["partner_damping"] * identity_like(gram), 0.5)
+            for layer, right_map in zip(batch, maps, strict=True):
+                layer.state["right_map"] = right_map.clone()
+        return []
+
+
+def _partner_weights(layer: Layer) -> torch.Tensor:
+    assert layer.spec.partner is not None
+    partner = Layer("", layer.spec.partner, {}, LayerSpec(layer.spec.rows, layer.spec.columns))
+    return partner.weights

@@ -1,0 +1,110 @@
+"""Parameter groups: who is a matrix, how it is cut, and under which name it is known."""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from gomuon.capture import Watched
+from gomuon.checkpoints import parameter_name
+from gomuon.layers import PLAIN, LayerSpec
+from gomuon.readers import ConvReader, Sampling, is_transposed_linear, reader_for
+from gomuon.routing import Route, RoutingTable
+
+Group = Mapping[str, Any]
+
+
+def groups_of(table: RoutingTable) -> list[dict[str, Any]]:
+    """One group for the matrices and one for AdamW, so that schedulers scale each by its own lr."""
+    groups = [
+        {
+            "params": [(route.name, route.parameter) for route in table.treated(treatment)],
+            "treatment": treatment,
+        }
+        for treatment in ("matrix", "adamw")
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def is_matrix(group: Group, parameter: Tensor) -> bool:
+    if group["treatment"] == "auto":
+        return parameter.ndim >= 2
+    return bool(group["treatment"] == "matrix")
+
+
+def named(group: Group, index: int) -> Iterator[tuple[str, Tensor]]:
+    for position, parameter in enumerate(group["params"]):
+        yield parameter_name(group, index, position), parameter
+
+
+def joined_biases(model: nn.Module, table: RoutingTable) -> RoutingTable:
+    """Route biases of matrices with their weights, for recipes that append them as a column."""
+    matrices = {route.parameter for route in table.treated("matrix")}
+    joined = {
+        module.bias
+        for module in model.modules()
+        if isinstance(getattr(module, "bias", None), nn.Parameter)
+        and getattr(module, "weight", None) in matrices
+        and reader_for(module, Sampling()) is not None
+        and getattr(module, "groups", 1) == 1
+    }
+    return RoutingTable(
+        Route(r.name, r.parameter, "matrix", "joins its weight as a column")
+        if r.parameter in joined and r.treatment == "adamw"
+        else r
+        for r in table
+    )
+
+
+def module_specs(model: nn.Module, biases: set[Tensor]) -> dict[Tensor, LayerSpec]:
+    """How the weights of a model's modules are cut, from what kind of module they belong to."""
+    specs: dict[Tensor, LayerSpec] = {}
+    for module in model.modules():
+        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        reader = reader_for(module, Sampling())
+        if reader is None or not isinstance(weight, Tensor):
+            continue
+        specs[weight] = LayerSpec(
+            rows=reader.groups if isinstance(reader, ConvReader) else 1,
+            transposed=is_transposed_linear(module),
+            bias=bias if bias is not None and bias in biases else None,
+        )
+    return specs
+
+
+def watched_modules(
+    model: nn.Module, sampling: Callable[[Tensor], Sampling]
+) -> dict[Tensor, list[Watched]]:
+    """Modules by weight: those whose input and output gradient can be captured."""
+    modules: dict[Tensor, list[Watched]] = {}
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, nn.Parameter):
+            continue
+        reader = reader_for(module, sampling(weight))
+        if reader is None:
+            continue
+        m, n = weight.shape[0], weight[0].numel()
+        m, n = (n, m) if is_transposed_linear(module) else (m, n)
+        n += reader.sampling.ones
+        groups = (reader.groups,) if isinstance(reader, ConvReader) and reader.groups > 1 else ()
+        m //= groups[0] if groups else 1
+        modules.setdefault(weight, []).append(
+            Watched(module, reader, (*groups, n, n), (*groups, m, m))
+        )
+    return modules
+
+
+def cut(parameter: Tensor, spec: LayerSpec, group: Group) -> LayerSpec:
+    """Large sides in the fewest equal pieces of at most `block_size`, where a group has one."""
+    size = group.get("block_size")
+    if size is None or spec != PLAIN:
+        return spec
+    m, n = parameter.shape[0], parameter.numel() // parameter.shape[0]
+    return LayerSpec(rows=_pieces(m, size), columns=_pieces(n, size))
+
+
+def _pieces(side: int, size: int) -> int:
+    """A side no divisor cuts into pieces between size/4 and size stays whole."""
+    counts = range(-(-side // size), 4 * side // size + 1)
+    return next((count for count in counts if side % count == 0), 1)

@@ -1,0 +1,142 @@
+"""How a module's input and output gradient become rows x and δ, one row per use of the weight."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which rows enter the statistics, and in which form.
+
+    Args:
+        stride: of every sequence, every stride-th position.
+        skip: the first positions left out.
+        reduce: K-FAC-reduce; one row per example, inputs averaged and gradients summed over
+            positions. The default is K-FAC-expand, one row per position.
+        ones: inputs extended by a one, for a bias that joins the matrix.
+    """
+
+    stride: int = 1
+    skip: int = 0
+    reduce: bool = False
+    ones: bool = False
+
+
+@dataclass(frozen=True)
+class LinearReader:
+    """y = Wx over the last dimension; dimensions between the first and the last are positions."""
+
+    sampling: Sampling = Sampling()
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """[batch, positions…, n] -> [N, n]."""
+        rows = self._rows(x, average=True)
+        return F.pad(rows, (0, 1), value=1.0) if self.sampling.ones else rows
+
+    def gradients(self, g: Tensor) -> Tensor:
+        """[batch, positions…, m] -> [N, m]."""
+        return self._rows(g, average=False)
+
+    def _rows(self, v: Tensor, *, average: bool) -> Tensor:
+        if v.ndim < 3:
+            return v.reshape(-1, v.shape[-1])
+        v = v.flatten(1, -2)
+        if self.sampling.stride > 1 or self.sampling.skip:
+            v = v[:, self.sampling.skip :: self.sampling.stride]
+        if self.sampling.reduce:
+            v = v.mean(1) if average else v.sum(1)
+        return v.reshape(-1, v.shape[-1])
+
+
+@dataclass(frozen=True)
+class ConvReader:
+    """A convolution as K-FAC sees it: a linear map of unfolded patches, one per output position.
+
+    Grouped convolutions give one matrix per group: rows come as [groups, N, …].
+    """
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int
+    sampling: Sampling = Sampling()
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """[batch, channels, space…] -> [N, channels·kernel], or [groups, N, …]."""
+        dims = len(self.kernel)
+        x = x if x.ndim == dims + 2 else x.unsqueeze(0)
+        x = F.pad(x, [size for pair in reversed(self.padding) for size in pair])
+        for dim, (size, stride, dilation) in enumerate(
+            zip(self.kernel, self.stride, self.dilation, strict=True), start=2
+        ):
+            x = x.unfold(dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
+        # [batch, channels, positions…, kernel…] -> [batch, groups, positions, patch]
+        batch, channels = x.shape[:2]
+        x = x.reshape(batch, self.groups, channels // self.groups, -1, *x.shape[2 + dims :])
+        patches = x.movedim(3, 2).flatten(3)
+        if self.sampling.ones:
+            patches = F.pad(patches, (0, 1), value=1.0)
+        return self._rows(patches, average=True)
+
+    def gradients(self, g: Tensor) -> Tensor:
+        """[batch, channels, space…] -> [N, channels], or [groups, N, …]."""
+        g = g if g.ndim == len(self.kernel) + 2 else g.unsqueeze(0)
+        batch, channels = g.shape[:2]
+        g = g.reshape(batch, self.groups, channels // self.groups, -1).mT
+        return self._rows(g, average=False)
+
+    def _rows(self, v: Tensor, *, average: bool) -> Tensor:
+        """[batch, groups, positions, d] -> [N, d] or [groups, N, d]."""
+        if self.sampling.stride > 1 or self.sampling.skip:
+            v = v[:, :, self.sampling.skip :: self.sampling.stride]
+        if self.sampling.reduce:
+            v = (v.mean(2) if average else v.sum(2)).unsqueeze(2)
+        rows = v.movedim(1, 0).flatten(1, 2)
+        return rows if self.groups > 1 else rows[0]
+
+
+Reader = LinearReader | ConvReader
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+def reader_for(module: nn.Module, sampling: Sampling) -> Reader | None:
+    """The reader of a module whose weight can be captured; None for every other module."""
+    if isinstance(module, nn.Linear) or is_transposed_linear(module):
+        return LinearReader(sampling)
+    if isinstance(module, Convolution) and module.padding_mode == "zeros":
+        return ConvReader(
+            tuple(module.kernel_size),
+            tuple(module.stride),
+            _padding(module),
+            tuple(module.dilation),
+            module.groups,
+            sampling,
+        )
+    return None
+
+
+def is_transposed_linear(module: nn.Module) -> bool:
+    """Transformers' Conv1D: a linear layer whose weight is stored inputs × outputs."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and hasattr(module, "nx")
+
+
+def _padding(module: Convolution) -> tuple[tuple[int, int], ...]:
+    """What is added before and after each dimension."""
+    if module.padding == "same":  # torch puts the odd one after
+        total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        return tuple((size // 2, size - size // 2) for size in total)
+    if module.padding == "valid":
+        return tuple((0, 0) for _ in module.kernel_size)
+    return tuple((int(size), int(size)) for size in module.padding)
+
+
+def moment(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Σ v vᵀ over rows, [d, d] or [groups, d, d], in `dtype`."""
+    # A user may call backward inside autocast, which would round the product to bfloat16.
+    with torch.autocast(rows.device.type, enabled=False):
+        rows = rows.to(dtype)
+        return rows.mT @ rows
