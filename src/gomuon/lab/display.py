@@ -44,11 +44,13 @@ class Display(AbstractContextManager["Display"]):
         self.left -= self.steps
 
     def begin(self, config: RunConfig) -> None:
-        if not self.positions:
-            self.begun = time.monotonic()
+        return None
 
     def update(self, config: RunConfig, update: Update) -> None:
         name = run_name(config)
+        if not self.positions:
+            # The pace is counted from the first update: importing torch is no part of it.
+            self.begun = time.monotonic() - update.seconds
         if name not in self.positions:
             # The first report of a continued run: what lies behind it was made earlier.
             self.left -= update.step - 1

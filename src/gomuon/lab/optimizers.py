@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +20,7 @@ CLASSES = {
     "muon-qk": "MuonQK",
     "halfspace": "Halfspace",
     "kfac": "KFAC",
+    "kfac-muon": "KFACMuon",
     "shampoo": "Shampoo",
     "soap": "SOAP",
     "mousse": "Mousse",
@@ -79,10 +79,11 @@ def default_rate(name: str, task: str) -> float:
     kind = resolve(name)
     if name in RATES.get(task, {}):
         return RATES[task][name]
-    parameter = inspect.signature(kind).parameters.get("lr")
-    if parameter is None or not isinstance(parameter.default, float):
+    recipe = getattr(kind, "recipe", None)
+    rate = None if recipe is None else recipe.defaults.get("lr")
+    if not isinstance(rate, float):
         raise LabError(f"optimizer {name!r} has no default rate; give one with --lr {name}=…")
-    return parameter.default
+    return rate
 
 
 def build(

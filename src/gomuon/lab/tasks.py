@@ -23,7 +23,7 @@ from gomuon.lab.runs import RunConfig
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ptb": {"steps": 1000, "adamw_lr": 3e-3},
     "shakespeare": {"steps": 1000, "adamw_lr": 3e-3},
-    "grokking": {"steps": 400, "adamw_lr": 1e-2, "modulus": 59, "width": 64, "hidden": 192},
+    "grokking": {"steps": 350, "adamw_lr": 1e-2, "modulus": 59, "width": 64, "hidden": 192},
 }
 
 
