@@ -27,6 +27,7 @@ Direction = Callable[[Tensor, Stack, Group], Tensor]
 Pending = tuple[Stack, Tensor, Tensor]  # a stack, its source, its direction
 Trust = Callable[[Iterable[Pending], Group], Iterable[Pending]]
 Scale = Callable[[Tensor, Stack, Group], Tensor]
+Decay = Callable[[Stack, Group], Tensor]
 
 
 # ---- sources: G -> X --------------------------------------------------------------------------
@@ -270,3 +271,9 @@ def decayed(stack: Stack, group: Group) -> Tensor:
     metric = right @ right
     mean = metric.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
     return stack.W - rate * stack.W @ (metric / mean)
+
+
+def constrained_or_decayed(stack: Stack, group: Group) -> Tensor:
+    """(1 − lr)W, which keeps W in the norm ball, or plain decay."""
+    rate = group["lr"] * (1.0 if group["constrained"] else group["weight_decay"])
+    return (1 - rate) * stack.W

@@ -30,7 +30,9 @@ def check_fits(groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any
             )
     for saved_id, parameter, name in _pairs(groups, saved_groups):
         for key, value in state_dict["state"].get(saved_id, {}).items():
-            if key in ("momentum", "exp_avg", "exp_avg_sq") and value.shape != parameter.shape:
+            elementwise = key in ("momentum", "square", "exp_avg", "exp_avg_sq")
+            # A memory of another dimension belongs to a parameter that was cut into blocks.
+            if elementwise and value.ndim == parameter.ndim and value.shape != parameter.shape:
                 raise ValueError(
                     f"{key} of {name!r} has shape {tuple(value.shape)} in the checkpoint, the "
                     f"parameter has {tuple(parameter.shape)}"

@@ -95,16 +95,7 @@ def watched_modules(
     return modules
 
 
-def cut(parameter: Tensor, spec: LayerSpec, group: Group) -> LayerSpec:
-    """Large sides in the fewest equal pieces of at most `block_size`, where a group has one."""
+def cut(spec: LayerSpec, group: Group) -> LayerSpec:
+    """Sides above `block_size` in pieces of that size, where a group has one."""
     size = group.get("block_size")
-    if size is None or spec != PLAIN:
-        return spec
-    m, n = parameter.shape[0], parameter.numel() // parameter.shape[0]
-    return LayerSpec(rows=_pieces(m, size), columns=_pieces(n, size))
-
-
-def _pieces(side: int, size: int) -> int:
-    """A side no divisor cuts into pieces between size/4 and size stays whole."""
-    counts = range(-(-side // size), 4 * side // size + 1)
-    return next((count for count in counts if side % count == 0), 1)
+    return spec if size is None or spec != PLAIN else LayerSpec(block=size)

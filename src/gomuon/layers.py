@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gomuon.capture import Statistics
 
@@ -18,6 +19,8 @@ class LayerSpec:
         rows: equal blocks of output rows, each a matrix of its own: the heads of a query, key or
             value projection, or the parts of a fused qkv.
         columns: equal blocks of input columns: the heads of an output projection.
+        block: instead of a number of blocks, the largest side of one; what is left over at the end
+            is filled up with zeros, which no Gram matrix notices.
         transposed: the parameter is stored inputs × outputs.
         partner: the weight this one is multiplied with (queries with keys), for geometries made
             of it.
@@ -26,13 +29,17 @@ class LayerSpec:
 
     rows: int = 1
     columns: int = 1
+    block: int | None = None
     transposed: bool = False
     partner: Tensor | None = None
     bias: Tensor | None = None
 
-    @property
-    def blocks(self) -> int:
-        return self.rows * self.columns
+    def tiling(self, m: int, n: int) -> tuple[int, int, int, int]:
+        """Blocks along rows and columns, and the two sides of one."""
+        if self.block is None:
+            return self.rows, self.columns, m // self.rows, n // self.columns
+        high, wide = min(m, self.block), min(n, self.block)
+        return -(-m // high), -(-n // wide), high, wide
 
 
 PLAIN = LayerSpec()
@@ -49,16 +56,17 @@ class Layer:
     statistics: Statistics | None = None
     dtype: torch.dtype = field(init=False)
     shape: tuple[int, int] = field(init=False)
+    rows: int = field(init=False)
+    columns: int = field(init=False)
+    blocks: int = field(init=False)
 
     def __post_init__(self) -> None:
         # State and arithmetic are float32 or wider, whatever the parameter's dtype.
         self.dtype = working_dtype(self.parameter)
-        m, n = _sides(self.parameter, self.spec)
-        self.shape = (m // self.spec.rows, n // self.spec.columns)
-
-    @property
-    def blocks(self) -> int:
-        return self.spec.blocks
+        self._whole_shape = _sides(self.parameter, self.spec)
+        self.rows, self.columns, *shape = self.spec.tiling(*self._whole_shape)
+        self.shape = (shape[0], shape[1])
+        self.blocks = self.rows * self.columns
 
     @property
     def updates(self) -> int:
@@ -106,27 +114,31 @@ class Layer:
         kept: Tensor | None = self.state.get(name)
         if kept is None or len(kept) == self.blocks:
             return kept
-        rows, columns = self.spec.rows, self.spec.columns
-        return kept.repeat_interleave(columns, 0) if side == "left" else kept.repeat(rows, 1, 1)
+        if side == "left":
+            return kept.repeat_interleave(self.columns, 0)
+        return kept.repeat(self.rows, *[1] * (kept.ndim - 1))
 
     @property
     def _is_reshape(self) -> bool:
         spec = self.spec
-        return spec.columns == 1 and not spec.transposed and spec.bias is None
+        plain = not spec.transposed and spec.bias is None and spec.block is None
+        return plain and spec.columns == 1
 
     def _matrices(self, tensor: Tensor, bias: Tensor | None) -> Tensor:
         matrix = tensor.to(self.dtype)
         matrix = matrix.mT if self.spec.transposed else matrix.flatten(1)
         if bias is not None:
             matrix = torch.cat([matrix, bias.to(self.dtype).unsqueeze(1)], dim=1)
-        m, n = self.shape
-        tiles = matrix.reshape(self.spec.rows, m, self.spec.columns, n)
-        return tiles.movedim(2, 1).reshape(self.blocks, m, n)
+        (m, n), (high, wide) = self._whole_shape, self.shape
+        if self.spec.block is not None:
+            matrix = F.pad(matrix, (0, self.columns * wide - n, 0, self.rows * high - m))
+        tiles = matrix.reshape(self.rows, high, self.columns, wide)
+        return tiles.movedim(2, 1).reshape(self.blocks, high, wide)
 
     def _whole(self, matrices: Tensor) -> Tensor:
-        m, n = self.shape
-        tiles = matrices.reshape(self.spec.rows, self.spec.columns, m, n).movedim(1, 2)
-        return tiles.reshape(self.spec.rows * m, self.spec.columns * n)
+        (m, n), (high, wide) = self._whole_shape, self.shape
+        tiles = matrices.reshape(self.rows, self.columns, high, wide).movedim(1, 2)
+        return tiles.reshape(self.rows * high, self.columns * wide)[:m, :n]
 
 
 def check_spec(name: str, parameter: Tensor, spec: LayerSpec) -> None:

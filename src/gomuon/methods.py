@@ -201,31 +201,11 @@ class MuonEq(MatrixOptimizer):
 class Scion(MatrixOptimizer):
     """Scion: the LMO of the spectral norm for hidden layers, of the sign norm for the head.
 
-    Args:
-        params: the model, or parameters, which are then all hidden layers.
-        lr: the step's length.
-        constrained: multiply the weights by 1 − lr, which keeps them in the norm ball.
-        radius: of the hidden layers' balls.
-        head_radius: of the output head's.
-        settings: those of the recipe, and the keywords every method takes.
+    `constrained=True` multiplies the weights by 1 − lr, which keeps them in the norm ball; `radius`
+    and `head_radius` are those of the two balls. Bare parameters are all taken as hidden layers.
     """
 
     recipe = recipes.SCION
-
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float | Tensor | None = None,
-        *,
-        constrained: bool = False,
-        radius: float = 1.0,
-        head_radius: float = 1.0,
-        **settings: Any,
-    ) -> None:
-        self._head_radius = head_radius
-        if constrained:
-            settings["weight_decay"] = 1.0
-        super().__init__(params, lr, radius=radius, **settings)
 
     def _groups_of(self, table: RoutingTable, defaults: dict[str, Any]) -> list[dict[str, Any]]:
         heads = [r for r in table if r.treatment == "adamw" and r.reason == "output head"]
@@ -234,7 +214,7 @@ class Scion(MatrixOptimizer):
             "params": [(r.name, r.parameter) for r in heads],
             "treatment": "matrix",
             "norm": "sign",
-            "radius": self._head_radius,
+            "radius": defaults["head_radius"],
         }
         return [*others, own] if heads else others
 
@@ -252,31 +232,18 @@ class MuonQK(MatrixOptimizer):
     other matrix as in `Muon`. This is our reading of the paper's Tiny Shakespeare control, "Muon
     with the campaign's Q/K partner metric, headwise Q/K treatment", which it does not define.
 
-    Args:
-        params: the model; it must hold attention modules with query and key linear layers.
-        lr: the matrices' learning rate.
-        heads: heads per attention module; read off the modules when None.
-        settings: those of the recipe (`partner_damping` is λ), and the keywords every method takes.
+    It takes a model, which must hold attention modules with query and key linear layers; `heads` is
+    read off them when None, and `partner_damping` is λ.
     """
 
     recipe = recipes.MUON_QK
 
-    def __init__(
-        self,
-        params: Parameters,
-        lr: float | Tensor | None = None,
-        *,
-        heads: int | None = None,
-        **settings: Any,
-    ) -> None:
-        if not isinstance(params, nn.Module):
-            raise ValueError("MuonQK pairs queries with keys: pass the model, not its parameters")
-        self._heads = heads
-        super().__init__(params, lr, **settings)
-
     def _layer_specs(self, model: nn.Module) -> dict[Tensor, LayerSpec]:
-        pairs = query_key_specs(model, self.__dict__.get("_heads"))
+        pairs = query_key_specs(model, self.defaults["heads"])
         return {**super()._layer_specs(model), **pairs}
+
+    def _check_bare(self) -> None:
+        raise ValueError("MuonQK pairs queries with keys: pass the model, not its parameters")
 
 
 class Halfspace(MatrixOptimizer):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gomuon.adamw import adamw_step
-from gomuon.axes import Pending, decayed
+from gomuon.axes import Pending
 from gomuon.batching import alike
 from gomuon.capture import Capture
 from gomuon.checkpoints import FORMAT, check_fits, restored_state
@@ -85,6 +85,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         else:
             if routes is not None or specs is not None:
                 raise ValueError("routes and specs need the model: pass it, not its parameters")
+            self._check_bare()
             super().__init__(params, defaults)
             self._warn_uncaptured_construction()
 
@@ -145,7 +146,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         recipe, lr = self.recipe, group["lr"]
         for stack, source, D in recipe.trust(self._directions(layers, group), group):
             U = recipe.scale(D, stack, group)
-            stack.assign(decayed(stack, group) - lr * U)
+            stack.assign(recipe.decay(stack, group) - lr * U)
             for observe in self._observers:
                 observe(stack, source, U)
 
@@ -303,11 +304,14 @@ class MatrixOptimizer(torch.optim.Optimizer):
             if parameter.grad is None or parameter.numel() == 0 or parameter in joined:
                 continue
             if is_matrix(group, parameter):
-                spec = cut(parameter, self._specs.get(parameter, PLAIN), group)
+                spec = cut(self._specs.get(parameter, PLAIN), group)
                 layers.append(Layer(name, parameter, self.state[parameter], spec))
             else:
                 others.append(parameter)
         return layers, others
+
+    def _check_bare(self) -> None:
+        """Raise a ValueError where a method cannot do without the model."""
 
     def _groups_of(self, table: RoutingTable, defaults: dict[str, Any]) -> list[dict[str, Any]]:
         """Parameter groups of a routed model."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gomuon import axes
-from gomuon.axes import Direction, Scale, Source, Trust
+from gomuon.axes import Decay, Direction, Scale, Source, Trust
 from gomuon.geometry import (
     CapturedMoments,
     CoupledFactors,
@@ -40,6 +40,7 @@ class Recipe:
     clock: str
     origin: str
     trust: Trust = axes.each_alone
+    decay: Decay = axes.decayed
     joins_bias: bool = False
     observes_first: int = 0  # steps at which a layer is only observed, not moved
     checks: Checks = field(default_factory=dict)  # where a setting's range is its own
@@ -287,12 +288,15 @@ SCION = Recipe(
         **MUON_LIKE,
         "momentum": 0.9,
         "nesterov": False,
+        "constrained": False,
         "radius": 1.0,
+        "head_radius": 1.0,
         "norm": "spectral",
     },
     "D = radius·√(m/n)·polar(M); sign(M)/n for the output head",
     "–",
     "LIONS-EPFL/scion; its momentum is our 1 − β",
+    decay=axes.constrained_or_decayed,
 )
 KFAC_MUON = Recipe(
     "KFACMuon",
@@ -321,7 +325,7 @@ MUON_QK = Recipe(
     axes.lerp_momentum,
     axes.matched_polar,
     axes.muon_scale,
-    {"lr": 0.018, **PAPER, "partner_damping": 0.01},
+    {"lr": 0.018, **PAPER, "heads": None, "partner_damping": 0.01},
     "ΔQ_h = ½·polar(M̂_h C⁻¹)·C⁻¹, C² = K_hᵀK_h + λI, and keys likewise; Muon elsewhere",
     "every step",
     "our reading of the paper's Tiny Shakespeare control, after microsoft/dion's branch",

@@ -167,8 +167,9 @@ def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
         A, B = layer.state["right_factor"], layer.state["left_factor"]
         ratio = trace_mean(A) / trace_mean(B)
         pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
-        failed += keep(layer, "right_map", guarded_roots(A + pi * root * identity_like(A), 0.5)[0])
-        failed += keep(layer, "left_map", guarded_roots(B + root / pi * identity_like(B), 0.5)[0])
+        A, B = A + pi * root * identity_like(A), B + root / pi * identity_like(B)
+        for name, factor in (("right_map", A), ("left_map", B)):
+            failed += keep(layer, name, guarded_roots(factor.unsqueeze(0), 0.5)[0])
     return failed
 
 

@@ -1,0 +1,293 @@
+"""Every method follows, on fixed random data, the plain reference written from its formula."""
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gomuon
+from gomuon.optimizer import MatrixOptimizer
+from tests import references
+from tests.references.data import ROWS, SHAPES, flat, layer, learn, relative_error, rows
+from tests.references.kfac import step_together
+
+PRECISIONS = [(torch.float64, 30, 1e-8), (torch.float32, 10, 1e-3)]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with settings for it and for its reference; `float32` changes some of them.
+
+    A factor of a wide or tall gradient is singular at first, and its null space then weighs what
+    the regularisation says. That must stand above roundoff, or there is nothing to compare.
+    """
+
+    method: str
+    settings: dict[str, Any] = field(default_factory=dict)
+    float32: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return "-".join((self.method, *(f"{key}={value}" for key, value in self.settings.items())))
+
+    def optimizer(self, model: nn.Module, dtype: torch.dtype = torch.float64) -> MatrixOptimizer:
+        made = getattr(gomuon, self.method)(model, loss_reduction="sum", **self.settings_for(dtype))
+        assert isinstance(made, MatrixOptimizer)
+        return made
+
+    def reference(
+        self, W: Tensor, dtype: torch.dtype = torch.float64, **others: Any
+    ) -> references.Reference:
+        made = getattr(references, self.method)(
+            W.detach().double(), **self.settings_for(dtype), **others
+        )
+        assert isinstance(made, references.Reference)
+        return made
+
+    def settings_for(self, dtype: torch.dtype) -> dict[str, Any]:
+        return {**self.settings, **(self.float32 if dtype == torch.float32 else {})}
+
+
+CASES = [
+    Case("Muon"),
+    Case("Muon", {"nesterov": False, "momentum": 0.95, "weight_decay": 0.1}),
+    Case("GoMuon"),
+    Case("GoMuon", {"refresh_every": 3, "input_decay": 0.9, "weight_decay": 0.1}),
+    Case("GoMuon", {"shrinkage": {"damping": 0.05}}),
+    Case("GoMuon", {"refresh_every": 1, "weight_decay": 0.5, "geometry_decay": True}),
+    Case("GoMuon", {"alpha": (0.0, 0.25)}),
+    Case("GoMuon", {"alpha": (0.0, 0.25), "weight_decay": 0.5, "geometry_decay": True}),
+    Case("GoMuon", {"alpha": 0.5, "graft": None, "nesterov": False, "input_decay": 0.5}),
+    Case("KFAC"),
+    Case("KFAC", {"kl_clip": None, "statistics_every": 2, "refresh_every": 3, "lr": 1e-3}),
+    Case("KFAC", {"kl_clip": 1e6, "damping": 0.1, "factor_decay": 0.5, "weight_decay": 0.1}),
+    Case("KFAC", {"kl_clip": 0.1, "statistics_every": 3, "refresh_every": 2, "momentum": 0.0}),
+    Case("Shampoo", float32={"ridge": 1e-2}),
+    Case("Shampoo", {"statistics_every": 2, "refresh_every": 3, "graft": "sgd", "ridge": 1e-3}),
+    Case("Shampoo", {"factor_decay": 1.0, "graft": "adagrad", "ridge": 1e-3, "power": 0.5}),
+    Case("Shampoo", {"graft": None, "nesterov": False, "refresh_every": 1, "ridge": 1e-2}),
+    Case("Shampoo", {"momentum": 0.0, "weight_decay": 0.1, "ridge": 1e-2, "refresh_every": 4}),
+    Case("Mousse", {"epsilon": 1e-5}, float32={"epsilon": 1e-2}),
+    Case("Mousse", {"epsilon": 0.1, "refresh_every": 3, "alpha": 0.25, "aspect": "max"}),
+    Case("Mousse", {"epsilon": 0.1, "refresh_every": 1, "nesterov": False, "factor_decay": 0.8}),
+    Case("FISMO"),
+    Case("FISMO", {"nesterov": True, "factor_decay": 0.8, "mu": 0.1, "weight_decay": 0.1}),
+    Case("NewtonMuon"),
+    Case("NewtonMuon", {"refresh_every": 3, "damping": 0.01, "factor_decay": 0.5}),
+    Case("NewtonMuon", {"refresh_every": 4, "nesterov": False, "weight_decay": 0.1}),
+    Case("MuonSquared"),
+    Case("MuonSquared", {"square_decay": 0.5, "nesterov": False, "momentum": 0.8}),
+    Case("MALT"),
+    Case("MALT", {"alpha": 0.5, "factor_decay": 0.5, "nesterov": False, "weight_decay": 0.1}),
+    *(Case("MuonPlus", {"normalise": way}) for way in ("col", "row", "col_row", "row_col")),
+    Case("MuonPlus", {"nesterov": False, "momentum": 0.8, "weight_decay": 0.0}),
+    Case("MuonEq"),
+    Case("MuonEq", {"equilibrate": "row_col", "nesterov": False, "momentum": 0.8}),
+    Case("Scion"),
+    Case("Scion", {"constrained": True, "radius": 3.0, "momentum": 0.5, "lr": 0.1}),
+    Case("KFACMuon"),
+    Case("KFACMuon", {"refresh_every": 3, "damping": 0.1, "scale": 1.0, "factor_decay": 0.5}),
+    Case("KFACMuon", {"refresh_every": 4, "nesterov": False, "weight_decay": 0.1}),
+]
+# SOAP's bases are not unique on a singular factor: square, and sides that go without.
+SOAP_CASES = [
+    (Case("SOAP"), "square"),
+    (Case("SOAP", {"refresh_every": 3, "betas": (0.9, 0.99), "weight_decay": 0.1}), "square"),
+    (Case("SOAP", {"refresh_every": 1, "factor_decay": 0.5, "eps": 1e-3}), "square"),
+    *((Case("SOAP", {"refresh_every": 3, "max_side": 4}), shape) for shape in SHAPES),
+]
+
+
+def follow(
+    case: Case,
+    shape: tuple[int, int],
+    dtype: torch.dtype = torch.float64,
+    steps: int = 30,
+    between: tuple[int, ...] = (ROWS,),
+) -> Iterator[tuple[nn.Linear, MatrixOptimizer, references.Reference]]:
+    """Train one layer and its reference side by side; what they are after every update.
+
+    `between` are the sizes before the features: rows, or examples and positions.
+    """
+    (m, n), module = shape, layer(*shape, dtype)
+    optimizer, reference = case.optimizer(module, dtype), case.reference(module.weight, dtype)
+    for step in range(steps):
+        x = rows(2 * step, *between, n, dtype=dtype)
+        g = rows(2 * step + 1, *between, m, dtype=dtype)
+        learn(optimizer, module, x, g)
+        x, g = x.double(), g.double()
+        reference.step(flat(g).T @ flat(x), x, g)
+        yield module, optimizer, reference
+
+
+def assert_follows(case: Case, shape: tuple[int, int], tolerance: float = 1e-8, **how: Any) -> None:
+    start = layer(*shape).weight.detach().clone()
+    for step, (module, _, reference) in enumerate(follow(case, shape, **how)):
+        error = relative_error(module.weight, reference.W)
+        assert error < tolerance, f"update {step}: {error:.2e}"
+    assert relative_error(module.weight, start) > 1e-3, "it went nowhere"
+
+
+@pytest.mark.parametrize(("dtype", "steps", "tolerance"), PRECISIONS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_follows_its_reference(
+    case: Case, shape: str, dtype: torch.dtype, steps: int, tolerance: float
+) -> None:
+    assert_follows(case, SHAPES[shape], tolerance, dtype=dtype, steps=steps)
+
+
+@pytest.mark.parametrize(("dtype", "steps", "tolerance"), PRECISIONS)
+@pytest.mark.parametrize(("case", "shape"), SOAP_CASES, ids=str)
+def test_soap_follows_its_reference(
+    case: Case, shape: str, dtype: torch.dtype, steps: int, tolerance: float
+) -> None:
+    assert_follows(case, SHAPES[shape], tolerance, dtype=dtype, steps=steps)
+
+
+@pytest.mark.parametrize("method", sorted({case.method for case in CASES} | {"SOAP"}))
+def test_defaults_are_the_published_ones(method: str) -> None:
+    ours = inspect.signature(getattr(gomuon, method)).parameters
+    theirs = inspect.signature(getattr(references, method)).parameters
+    published = {name: p.default for name, p in theirs.items() if name != "W"}
+    assert {name: ours[name].default for name in published} == published
+
+
+CAPTURING = ["GoMuon", "KFAC", "NewtonMuon", "KFACMuon"]
+
+
+@pytest.mark.parametrize("method", CAPTURING)
+def test_a_mean_loss_is_undone(method: str) -> None:
+    """Divided by the number of rows, a loss gives the reference's G/N and the same δ."""
+    case, module = Case(method, {"refresh_every": 2}), layer(4, 6)
+    reference = case.reference(module.weight)
+    optimizer = getattr(gomuon, method)(module, **case.settings)
+    for step in range(10):
+        x, g = rows(2 * step, ROWS, 6), rows(2 * step + 1, ROWS, 4)
+        learn(optimizer, module, x, g, weight=1 / ROWS)
+        reference.step(g.T @ x / ROWS, x, g)
+    assert relative_error(module.weight, reference.W) < 1e-8
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("positions", [(12, 3), (12, 2, 2)])
+def test_kfac_muon_reduces_positions_to_one_row_an_example(
+    shape: str, positions: tuple[int, ...]
+) -> None:
+    case = Case("KFACMuon", {"refresh_every": 3})
+    assert_follows(case, SHAPES[shape], between=positions)
+
+
+@pytest.mark.parametrize("method", ["GoMuon", "KFAC", "NewtonMuon"])
+def test_the_others_take_every_position_as_a_row(method: str) -> None:
+    case, module = Case(method, {"refresh_every": 3}), layer(4, 6)
+    optimizer, reference = case.optimizer(module), case.reference(module.weight)
+    for step in range(10):
+        x, g = rows(2 * step, 5, 3, 6), rows(2 * step + 1, 5, 3, 4)
+        learn(optimizer, module, x, g)
+        reference.step(flat(g).T @ flat(x), flat(x), flat(g))
+    assert relative_error(module.weight, reference.W) < 1e-8
+
+
+@pytest.mark.parametrize("settings", [{}, {"weight_decay": 0.1, "kl_clip": None, "lr": 1e-3}])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_kfac_moves_weight_and_bias_as_one_matrix(shape: str, settings: dict[str, Any]) -> None:
+    (m, n), case = SHAPES[shape], Case("KFAC", {"refresh_every": 2, **settings})
+    module = layer(m, n, bias=True)
+    optimizer = case.optimizer(module)
+    reference = case.reference(torch.cat([module.weight, module.bias[:, None]], 1))
+    for step in range(30):
+        x, g = rows(2 * step, ROWS, n), rows(2 * step + 1, ROWS, m)
+        learn(optimizer, module, x, g)
+        x = torch.cat([x, torch.ones(ROWS, 1).double()], 1)
+        reference.step(g.T @ x, x, g)
+    assert relative_error(module.weight, reference.W[:, :-1]) < 1e-8
+    assert relative_error(module.bias, reference.W[:, -1]) < 1e-8
+
+
+class Pair(nn.Module):
+    """Two layers side by side."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = layer(4, 6), layer(3, 4)
+
+    def learn(self, optimizer: MatrixOptimizer, step: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """One update; (G, x, δ) of each layer."""
+        seen, loss = [], torch.zeros((), dtype=torch.float64)
+        for part, module in enumerate((self.hidden, self.head)):
+            m, n = module.weight.shape
+            x, g = rows(4 * step + part, ROWS, n), rows(4 * step + 2 + part, ROWS, m)
+            loss = loss + (module(x) * g).sum()
+            seen.append((g.T @ x, x, g))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return seen
+
+
+@pytest.mark.parametrize("coupled", [True, False])
+def test_the_kl_clip_couples_the_layers(coupled: bool) -> None:
+    """One ν for the sum over layers; a ν of each layer's own would show."""
+    case, model = Case("KFAC", {"routes": {"*": "matrix"}}), Pair()
+    optimizer = case.optimizer(model)
+    plain = [references.KFAC(part.weight.detach()) for part in (model.hidden, model.head)]
+    for step in range(10):
+        seen = model.learn(optimizer, step)
+        if coupled:
+            step_together(plain, seen)
+        else:
+            for one, what in zip(plain, seen, strict=True):
+                one.step(*what)
+    errors = [
+        relative_error(part.weight, one.W)
+        for part, one in zip((model.hidden, model.head), plain, strict=True)
+    ]
+    assert max(errors) < 1e-8 if coupled else min(errors) > 1e-4
+
+
+@pytest.mark.parametrize("constrained", [True, False])
+def test_scion_takes_the_sign_at_the_head(constrained: bool) -> None:
+    settings: dict[str, Any] = {
+        "constrained": constrained,
+        "head_radius": 2.0,
+        "radius": 3.0,
+        "lr": 0.01,
+    }
+    model = Pair()
+    optimizer = Case("Scion", settings).optimizer(model)
+    plain = [
+        references.Scion(part.weight.detach(), **settings) for part in (model.hidden, model.head)
+    ]
+    plain[1].is_head = True
+    for step in range(10):
+        for one, what in zip(plain, model.learn(optimizer, step), strict=True):
+            one.step(*what)
+    assert relative_error(model.hidden.weight, plain[0].W) < 1e-8
+    assert relative_error(model.head.weight, plain[1].W) < 1e-8
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("graft", ["rmsprop", None])
+def test_shampoo_treats_every_block_as_a_matrix_of_its_own(shape: str, graft: str | None) -> None:
+    """Sides of 4, 5 and 7 in pieces of at most 3."""
+    settings: dict[str, Any] = {"graft": graft, "refresh_every": 3, "ridge": 1e-3}
+    (m, n), size, module = SHAPES[shape], 3, layer(*SHAPES[shape])
+    optimizer = Case("Shampoo", {**settings, "block_size": size}).optimizer(module)
+    blocks = {
+        (i, j): references.Shampoo(block, **settings)
+        for i, band in enumerate(module.weight.detach().split(size, 0))
+        for j, block in enumerate(band.split(size, 1))
+    }
+    for step in range(15):
+        x, g = rows(2 * step, ROWS, n), rows(2 * step + 1, ROWS, m)
+        learn(optimizer, module, x, g)
+        G = g.T @ x
+        for (i, j), block in blocks.items():
+            block.step(G.split(size, 0)[i].split(size, 1)[j], x, g)
+    for (i, j), block in blocks.items():
+        ours = module.weight.split(size, 0)[i].split(size, 1)[j]
+        assert relative_error(ours, block.W) < 1e-8, (i, j)
