@@ -13,6 +13,7 @@ from gomuon.lab import corpora
 from gomuon.lab.plans import Arm, Plan, Quick
 from gomuon.lab.runs import RunConfig
 from gomuon.lab.training import Progress
+from gomuon.lab.workers import PRELOAD
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 30
 SHAPE: dict[str, Any] = {"width": 8, "layers": 1, "heads": 2, "hidden": 8}
@@ -76,7 +77,7 @@ def corpus_on_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = TE
 def forking() -> Any:
     """Processes forked from one server that has imported torch, which is dear, but not used it."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["gomuon.lab.campaign"])
+    context.set_forkserver_preload([*PRELOAD, "gomuon.lab.campaign"])
     return context
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_runs import ADDITION, Silent, addition_plan, corpus_on_disk
 
 from gomuon.lab import campaign, experiments, plans, racing, timing
 from gomuon.lab.campaign import RUNS, run_campaign
@@ -17,6 +16,7 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.plans import Arm, Plan, Quick, adapt
 from gomuon.lab.runs import METRICS, RESULT, load_run
 from gomuon.lab.statistics import PAPER_WINDOWS
+from tests.lab.made_runs import ADDITION, Silent, addition_plan, corpus_on_disk
 
 ARMS = (Arm("slow", "Slow", "adamw", 0.001), Arm("fast", "Fast", "adamw", 0.05))
 

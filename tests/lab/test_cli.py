@@ -13,7 +13,6 @@ import time
 from pathlib import Path
 
 import pytest
-from made_runs import addition
 from rich.console import Console
 
 import gomuon.__main__
@@ -21,6 +20,7 @@ from gomuon.lab import campaign, cli, display, racing, timing
 from gomuon.lab.display import LiveDisplay, PlainDisplay
 from gomuon.lab.runs import METRICS, load_run
 from gomuon.lab.training import Progress, train
+from tests.lab.made_runs import addition
 
 TINY = [*("--width", "8"), *("--layers", "1"), *("--heads", "2"), *("--hidden", "8")]
 TINY += [*("--modulus", "5"), *("--threads", "1")]

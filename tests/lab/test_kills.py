@@ -10,12 +10,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from made_runs import Silent, addition_plan, forking
-
 from gomuon.lab.campaign import RUNS, run_campaign
 from gomuon.lab.errors import LabError
 from gomuon.lab.plans import Arm
 from gomuon.lab.runs import METRICS, is_finished
+from tests.lab.made_runs import Silent, addition_plan, forking
 
 KILLS = 50
 LONGEST = 0.25  # seconds until a kill
@@ -25,7 +24,7 @@ PLAN = addition_plan(
         Arm("adamw", "AdamW", "adamw", 0.01),
     ),
     seeds=(0, 1),
-    steps=120,
+    steps=80,
 )
 
 

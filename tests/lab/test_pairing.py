@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from made_runs import addition, characters, corpus_on_disk
 
 from gomuon.lab import pairing, tasks
 from gomuon.lab.errors import LabError
 from gomuon.lab.runs import Run, RunConfig, load_run
 from gomuon.lab.training import train
+from tests.lab.made_runs import addition, characters, corpus_on_disk
 
 
 def hashes_of(config: RunConfig, data_dir: Path | None = None) -> dict[str, str]:

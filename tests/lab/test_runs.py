@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 import torch
-from made_runs import addition, characters, corpus_on_disk, forking
 
 import gomuon
 from gomuon.lab import optimizers, runs, storage, training
 from gomuon.lab.errors import LabError
 from gomuon.lab.runs import CHECKPOINT, MANIFEST, METRICS, RESULT, TIMING, load_run
 from gomuon.lab.training import Progress, train
+from tests.lab.made_runs import addition, characters, corpus_on_disk, forking
 
 
 def stop_after(count: int) -> Any:

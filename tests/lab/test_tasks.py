@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from made_runs import TEXT, addition, characters, corpus_on_disk
 from torch.nn import functional as F
 
 from gomuon.lab import schedules, tasks
 from gomuon.lab.errors import LabError
 from gomuon.lab.tasks import CharacterTask, ModularAdditionTask
+from tests.lab.made_runs import TEXT, addition, characters, corpus_on_disk
 
 
 @pytest.fixture

@@ -20,6 +20,9 @@ from gomuon.lab.plans import run_name
 from gomuon.lab.runs import RunConfig
 from gomuon.lab.training import Progress, train
 
+# Torch imports its compiler when the first optimizer is made, which takes longer than a small run;
+# the fork server imports it once for all of them.
+PRELOAD = ["gomuon.lab.training", "torch._dynamo"]
 REPORT_INTERVAL = 0.1  # seconds between two messages of a worker
 
 
@@ -70,7 +73,7 @@ def run_all(
     """
     context: Any = multiprocessing.get_context(method or start_method())
     if context.get_start_method() == "forkserver":
-        context.set_forkserver_preload(["gomuon.lab.training"])
+        context.set_forkserver_preload(PRELOAD)
     waiting = collections.deque(configs)
     active: list[_Worker] = []
     try:
