@@ -13,12 +13,18 @@ from gomuon.layers import working_dtype
 def adamw_step(
     parameters: Sequence[Tensor],
     states: Sequence[dict[str, Any]],
-    *,
-    lr: float | Tensor,
-    settings: Mapping[str, Any],
-    weight_decay: float,
+    group: Mapping[str, Any],
+    default_lr: float | Tensor,
 ) -> None:
-    """One update in place; moments are float32 or wider whatever the parameters' dtype."""
+    """One update in place; moments are float32 or wider whatever the parameters' dtype.
+
+    In a group that mixes treatments `lr` is the matrices', and AdamW's moves in proportion to it.
+    """
+    settings = group["adamw"]
+    lr, weight_decay = group["lr"], group["weight_decay"]
+    if group["treatment"] != "adamw":
+        lr = settings["lr"] * (lr / default_lr if default_lr else 0.0)
+        weight_decay = settings["weight_decay"]
     for parameter, state in zip(parameters, states, strict=True):
         if "exp_avg" not in state:
             dtype = working_dtype(parameter)
@@ -39,7 +45,7 @@ def adamw_step(
         beta1=beta1,
         beta2=beta2,
         lr=lr,
-        weight_decay=weight_decay,
+        weight_decay=float(weight_decay),
         eps=settings["eps"],
         maximize=False,
     )

@@ -183,6 +183,7 @@ class LayerHook:
         self.reader = watched.reader
         self.dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         self.shapes = (watched.inputs, watched.gradients)
+        self.substitute: Moment | None = None
         self._led: Reading | None = None
         self.place(weight.device)
 
@@ -228,9 +229,14 @@ class LayerHook:
         self._led = reading
         return reading.total, reading.count_of(self)
 
+    @property
+    def gradient_moment(self) -> Moment | None:
+        return self.gradients.moment if self.substitute is None else self.substitute
+
     def forget_sums(self) -> None:
         self.inputs.clear()
         self.gradients.clear()
+        self.substitute = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "InertHook":
         # A copied model has no optimizer yet; a copied optimizer places hooks of its own.
@@ -340,10 +346,23 @@ class Capture:
         return {
             parameter: Statistics(
                 self.window.inputs_of(hooks, inputs_cache),
-                _add(((hook.gradients.moment, 1.0) for hook in hooks), {}),
+                _add(((hook.gradient_moment, 1.0) for hook in hooks), {}),
             )
             for parameter, hooks in self._hooks.items()
         }
+
+    def use_gradients_of(self, loss: Tensor) -> None:
+        """Take output gradients from `loss` instead of the loss that is trained on."""
+        hooks = [hook for hooks in self._hooks.values() for hook in hooks if hook.wants_gradients]
+        probes = [leaf for hook in hooks for leaf in (hook.gradients.total, hook.gradients.count)]
+        if not (self.window.open and probes):
+            return
+        # Only the probes are asked for, so no weight's gradient is formed or touched.
+        found = torch.autograd.grad(loss, probes, retain_graph=True, allow_unused=True)
+        for hook, total, count in zip(hooks, found[::2], found[1::2], strict=True):
+            if total is not None and count is not None:
+                terms = [(hook.substitute, 1.0), (Moment(total, count), 1.0)]
+                hook.substitute = _add(terms, {})
 
     def gate(self, is_open: bool) -> None:
         """Set before the forward pass: whether the coming step refreshes the geometry."""

@@ -1,6 +1,6 @@
 """Parameter groups: who is a matrix, how it is cut, and under which name it is known."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -35,6 +35,25 @@ def is_matrix(group: Group, parameter: Tensor) -> bool:
 def named(group: Group, index: int) -> Iterator[tuple[str, Tensor]]:
     for position, parameter in enumerate(group["params"]):
         yield parameter_name(group, index, position), parameter
+
+
+def with_groups(table: RoutingTable, groups: Sequence[Group]) -> RoutingTable:
+    """The table, and what the groups hold beyond it."""
+    listed = {route.parameter for route in table}
+    added = [
+        Route(
+            name,
+            parameter,
+            "matrix" if is_matrix(group, parameter) else "adamw",
+            f"{parameter.ndim} dimensions"
+            if group["treatment"] == "auto"
+            else "asked for by its group",
+        )
+        for index, group in enumerate(groups)
+        for name, parameter in named(group, index)
+        if parameter not in listed
+    ]
+    return RoutingTable([*table, *added])
 
 
 def joined_biases(model: nn.Module, table: RoutingTable) -> RoutingTable:

@@ -16,6 +16,7 @@ from gomuon.capture import Capture
 from gomuon.checkpoints import FORMAT, check_fits, restored_state
 from gomuon.errors import GeometryWarning, NonFiniteGradientError
 from gomuon.faults import nonfinite_gradients
+from gomuon.fisher import sampled_label_loss
 from gomuon.groups import (
     cut,
     groups_of,
@@ -24,11 +25,12 @@ from gomuon.groups import (
     module_specs,
     named,
     watched_modules,
+    with_groups,
 )
 from gomuon.layers import PLAIN, Layer, LayerSpec, Stack, check_spec
 from gomuon.readers import Sampling
 from gomuon.recipes import Recipe
-from gomuon.routing import Route, Routes, RoutingTable, check_trainable, route, select
+from gomuon.routing import Routes, RoutingTable, check_trainable, route, select
 from gomuon.settings import ADAMW_DEFAULTS, AdamWSettings, check_settings
 
 Parameters = nn.Module | Iterable[Any]
@@ -132,13 +134,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
             self._update(layers, group)
             self.recipe.geometry.after(layers, group)
         if others:
-            adamw_step(
-                others,
-                [self.state[parameter] for parameter in others],
-                lr=self._adamw_lr(group),
-                settings=group["adamw"],
-                weight_decay=_adamw_decay(group),
-            )
+            states = [self.state[parameter] for parameter in others]
+            adamw_step(others, states, group, self.defaults["lr"])
         group["step"] += 1
 
     def _update(self, layers: Sequence[Layer], group: Mapping[str, Any]) -> None:
@@ -199,6 +196,17 @@ class MatrixOptimizer(torch.optim.Optimizer):
         super().zero_grad(set_to_none)
         for capture in self._captures:
             capture.forget_sums()
+
+    def sample_labels(self, logits: Tensor, generator: torch.Generator | None = None) -> None:
+        """True-Fisher backward factors: labels drawn from the model instead of the observed ones.
+
+        Call it between the forward pass and `loss.backward()`. On refresh steps it costs one
+        backward pass that stops at the activations; on other steps it returns at once.
+        """
+        if any(capture.window.open for capture in self._captures):
+            loss = sampled_label_loss(logits, self.defaults["loss_reduction"], generator)
+            for capture in self._captures:
+                capture.use_gradients_of(loss)
 
     def attach(self, model: nn.Module) -> None:
         """Place the capturing hooks on `model`, whose parameters this optimizer holds.
@@ -281,16 +289,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
     def routing_table(self) -> RoutingTable:
         """Every parameter, its treatment, and the reason."""
-        known = list(self._table)
-        listed = {route.parameter for route in known}
-        for index, group in enumerate(self.param_groups):
-            for name, parameter in named(group, index):
-                if parameter not in listed:
-                    matrix = is_matrix(group, parameter)
-                    asked = group["treatment"] != "auto"
-                    reason = "asked for by its group" if asked else f"{parameter.ndim} dimensions"
-                    known.append(Route(name, parameter, "matrix" if matrix else "adamw", reason))
-        return RoutingTable(known)
+        return with_groups(self._table, self.param_groups)
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\n{self.routing_table()}"
@@ -316,13 +315,6 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def _groups_of(self, table: RoutingTable, defaults: dict[str, Any]) -> list[dict[str, Any]]:
         """Parameter groups of a routed model."""
         return groups_of(table)
-
-    def _adamw_lr(self, group: Mapping[str, Any]) -> Any:
-        """In a group that mixes treatments `lr` is the matrices'; AdamW's moves in proportion."""
-        if group["treatment"] == "adamw":
-            return group["lr"]
-        default = self.defaults["lr"]
-        return group["adamw"]["lr"] * (group["lr"] / default if default else 0.0)
 
     # ---- faults ----------------------------------------------------------------------------------
 
@@ -409,11 +401,6 @@ _GEOMETRY = {"left_map", "right_map", "left_basis", "right_basis"}
 def _kind(layer: Layer) -> tuple[object, ...]:
     """Layers equal in this go through the step together."""
     return layer.shape, layer.dtype, layer.parameter.device, layer.updates
-
-
-def _adamw_decay(group: Mapping[str, Any]) -> float:
-    own = group["treatment"] == "adamw"
-    return float(group["weight_decay"] if own else group["adamw"]["weight_decay"])
 
 
 def _remove_all(captures: list[Capture]) -> None:

@@ -149,7 +149,7 @@ def _output_head(model: nn.Module) -> nn.Module | None:
     for name, module in reversed(linears):
         if name.rpartition(".")[2] in _HEAD_NAMES:
             return module
-    if len(linears) < 2:
+    if not linears or sum(reader_for(m, Sampling()) is not None for m in model.modules()) < 2:
         return None  # a lone matrix is what the user wants optimized
     name, module = linears[-1]
     # Inside a numbered block (blocks.2.mlp.down) the last layer is a hidden one.

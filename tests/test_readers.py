@@ -1,0 +1,184 @@
+"""Convolutions and samplings become the rows K-FAC expects."""
+
+from typing import Any
+
+import pytest
+import torch
+from curvlinops import KFACLinearOperator
+from torch import Tensor, nn
+
+from gomuon import GoMuon
+from gomuon.readers import LinearReader, Sampling, reader_for
+
+CONVOLUTIONS = [
+    (nn.Conv1d(4, 6, 3), (2, 4, 9)),
+    (nn.Conv1d(4, 6, 3, padding="same"), (2, 4, 9)),
+    (nn.Conv1d(4, 6, 4, padding="same"), (2, 4, 9)),
+    (nn.Conv2d(4, 6, (3, 2), stride=(2, 1), padding=(1, 0)), (2, 4, 7, 6)),
+    (nn.Conv2d(4, 6, 3, dilation=2, padding="valid"), (2, 4, 8, 9)),
+    (nn.Conv2d(4, 6, 3, groups=2, padding=1), (2, 4, 5, 5)),
+    (nn.Conv2d(4, 4, 3, groups=4), (2, 4, 5, 5)),
+    (nn.Conv3d(4, 6, 2, stride=2), (2, 4, 4, 5, 6)),
+]
+
+
+@pytest.mark.parametrize(("module", "shape"), CONVOLUTIONS, ids=str)
+def test_patches_times_weight_are_the_convolution(module: Any, shape: tuple[int, ...]) -> None:
+    """y = Wx for every row, and the weight's gradient is Σ g xᵀ: the rows are the right ones."""
+    x = torch.randn(shape)
+    y = module(x)
+    g = torch.randn_like(y)
+    reader = reader_for(module, Sampling())
+    assert reader is not None
+    groups = module.groups
+    W = module.weight.detach().flatten(1).reshape(groups, -1, module.weight[0].numel())
+    rows_x = reader.inputs(x).reshape(groups, -1, W.shape[-1])
+    rows_g = reader.gradients(g).reshape(groups, -1, W.shape[-2])
+    bias = module.bias.detach().reshape(groups, 1, -1)
+    rows_y = reader.gradients(y.detach()).reshape_as(rows_g)
+    torch.testing.assert_close(rows_x @ W.mT + bias, rows_y, rtol=1e-4, atol=1e-5)
+    (G,) = torch.autograd.grad(y, module.weight, g)
+    torch.testing.assert_close(
+        rows_g.mT @ rows_x, G.flatten(1).reshape(W.shape), rtol=1e-4, atol=1e-4
+    )
+
+
+def test_unbatched_convolutions_are_read_too() -> None:
+    module = nn.Conv2d(3, 5, 3)
+    x = torch.randn(3, 6, 6)
+    reader = reader_for(module, Sampling())
+    assert reader is not None
+    assert reader.inputs(x).shape == (16, 27)
+    assert reader.gradients(module(x)).shape == (16, 5)
+
+
+def test_other_paddings_are_not_captured_but_go_to_adamw() -> None:
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1, padding_mode="circular"), nn.Conv2d(4, 4, 3)
+    )
+    treatments = {r.name: r.treatment for r in GoMuon(model).routing_table()}
+    assert treatments["0.weight"] == "adamw"
+    assert treatments["1.weight"] == "matrix"
+
+
+def test_convolution_factors_agree_with_curvlinops() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(2, 3, 3, padding=1, bias=False),
+        nn.Tanh(),
+        nn.Flatten(),
+        nn.Linear(75, 4, bias=False),
+    ).double()
+    x, y = torch.randn(6, 2, 5, 5).double(), torch.randn(6, 4).double()
+    operator = KFACLinearOperator(
+        model,
+        nn.MSELoss(),
+        list(model.parameters()),
+        [(x, y)],
+        fisher_type="empirical",
+        check_deterministic=False,
+    )
+    operator.compute_kronecker_factors()
+    state = operator.state_dict()
+    optimizer = GoMuon(model, shrinkage=0.0)
+    nn.MSELoss()(model(x), y).backward()
+    weight = model.get_parameter("0.weight")
+    statistics = optimizer._captures[0].collect()[weight]
+    assert statistics.inputs is not None
+    assert statistics.gradients is not None
+
+    def normalised(S: Tensor) -> Tensor:
+        return S / S.trace()
+
+    torch.testing.assert_close(
+        normalised(statistics.inputs.total), normalised(state["input_covariances"]["0"])
+    )
+    torch.testing.assert_close(
+        normalised(statistics.gradients.total), normalised(state["gradient_covariances"]["0"])
+    )
+
+
+def test_a_convolutional_net_trains() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(8, 8, 3, groups=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 36, 10),
+    )
+    optimizer = GoMuon(model, lr=0.02, adamw={"lr": 1e-2})
+    x, y = torch.randn(64, 1, 8, 8), torch.randint(0, 10, (64,))
+    losses = []
+    for _ in range(30):
+        loss = nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.2 * losses[0]
+    grouped = optimizer.state[model.get_parameter("2.weight")]
+    assert grouped["left_map"].shape == (2, 4, 4)
+    assert grouped["right_map"].shape == (2, 36, 36)
+
+
+def test_sampling_takes_every_stride_th_position_after_the_skipped() -> None:
+    x = torch.arange(2 * 7 * 3.0).reshape(2, 7, 3)
+    rows = LinearReader(Sampling(stride=3, skip=1)).inputs(x)
+    torch.testing.assert_close(rows, x[:, [1, 4]].reshape(-1, 3))
+    flat = torch.randn(5, 3)
+    torch.testing.assert_close(LinearReader(Sampling(stride=3, skip=1)).inputs(flat), flat)
+
+
+def test_reduce_averages_inputs_and_sums_gradients() -> None:
+    x = torch.randn(4, 6, 5, 3)
+    reader = LinearReader(Sampling(reduce=True))
+    torch.testing.assert_close(reader.inputs(x), x.mean((1, 2)))
+    torch.testing.assert_close(reader.gradients(x), x.sum((1, 2)))
+
+
+def test_sampled_statistics_reach_the_factors() -> None:
+    layer = nn.Linear(3, 4, bias=False)
+    optimizer = GoMuon(layer, token_stride=2, token_skip=1, shrinkage=0.0)
+    x = torch.randn(5, 8, 3)
+    layer(x).square().mean().backward()
+    moment = optimizer._captures[0].collect()[layer.weight].inputs
+    assert moment is not None
+    used = x[:, 1::2].reshape(-1, 3)
+    assert float(moment.count) == len(used)
+    torch.testing.assert_close(moment.total, used.T @ used)
+
+
+def test_sampled_labels_give_the_models_fisher() -> None:
+    """E[δδᵀ] of labels drawn from the model tends to Diag(p) − ppᵀ, whatever the true labels."""
+    torch.manual_seed(0)
+    layer = nn.Linear(2, 3, bias=False).double()
+    x = torch.ones(40_000, 2, dtype=torch.float64)
+    optimizer = GoMuon(layer, shrinkage=0.0)
+    logits = layer(x)
+    wrong = torch.zeros(len(x), dtype=torch.long)
+    loss = nn.functional.cross_entropy(logits, wrong)
+    optimizer.sample_labels(logits, torch.Generator().manual_seed(1))
+    assert layer.weight.grad is None
+    loss.backward()
+    (expected,) = torch.autograd.grad(nn.functional.cross_entropy(layer(x), wrong), layer.weight)
+    torch.testing.assert_close(layer.weight.grad, expected)
+    optimizer.step()
+    p = logits[0].detach().softmax(-1)
+    fisher = torch.diag(p) - torch.outer(p, p)
+    found = optimizer.state[layer.weight]["left_factor"][0]
+    torch.testing.assert_close(found, fisher, rtol=0.05, atol=0.003)
+
+
+def test_sampling_labels_on_a_reuse_step_does_nothing() -> None:
+    layer = nn.Linear(2, 3)
+    optimizer = GoMuon(layer)
+    for step in range(2):
+        optimizer.zero_grad()
+        logits = layer(torch.randn(7, 2))
+        optimizer.sample_labels(logits)
+        logits.square().mean().backward()
+        optimizer.step()
+        assert optimizer.param_groups[0]["step"] == step + 1
+    assert optimizer._captures[0].collect()[layer.weight].gradients is None
