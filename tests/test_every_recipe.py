@@ -17,6 +17,7 @@ from torch.optim.lr_scheduler import LambdaLR
 import gomuon
 from gomuon.optimizer import MatrixOptimizer
 from tests.models import language_loss, mlp, tokens, train, transformer
+from tests.references.data import ROWS, layer, learn, rows
 
 # (method, settings): clocks short enough to turn over, options that carry state of their own.
 RECIPES: list[tuple[str, dict[str, Any]]] = [
@@ -53,6 +54,16 @@ def make(method: str, model: nn.Module, **settings: Any) -> MatrixOptimizer:
     return made
 
 
+def biased_transformer(seed: int, dtype: torch.dtype) -> nn.Module:
+    """One layer has a bias, which K-FAC joins to its weight."""
+    model = transformer(seed, dtype, layers=1)
+    up = model.trunk.blocks[0].get_submodule("mlp.up")
+    up.register_parameter(
+        "bias", nn.Parameter(torch.zeros(up.get_parameter("weight").shape[0]).to(dtype))
+    )
+    return model
+
+
 def saved(thing: Any) -> Any:
     """Through a file that may hold tensors and numbers only."""
     file = io.BytesIO()
@@ -71,8 +82,10 @@ def values(model: nn.Module) -> dict[str, Tensor]:
 
 
 def keywords(method: str) -> list[str]:
-    parameters = inspect.signature(getattr(gomuon, method)).parameters.values()
-    return [p.name for p in parameters if p.kind != p.VAR_KEYWORD and p.name != "params"]
+    """A method's own, besides those all have."""
+    shown = inspect.signature(getattr(gomuon, method)).parameters.values()
+    every = [p.name for p in shown if p.kind != p.VAR_KEYWORD]
+    return [name for name in every if name not in ("params", "routes", "specs", *COMMON)]
 
 
 def test_the_table_is_complete() -> None:
@@ -102,18 +115,32 @@ def test_lowers_the_loss_by_its_matrices_alone(method: str, settings: dict[str, 
 def test_resumes_bit_for_bit_in_mid_cycle(
     method: str, settings: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    model = transformer(dtype=dtype, layers=1)
+    model = biased_transformer(0, dtype)
     optimizer = make(method, model, **settings)
     train(model, optimizer, range(6))
     weights, state = saved(model.state_dict()), saved(optimizer.state_dict())
     train(model, optimizer, range(6, 14))
 
-    resumed = transformer(seed=9, dtype=dtype, layers=1)
+    resumed = biased_transformer(9, dtype)
     resumed.load_state_dict(weights)
     other = make(method, resumed, **settings)
     other.load_state_dict(state)
     train(resumed, other, range(6, 14))
     assert_equal(model, resumed)
+
+
+@EVERY_RECIPE
+def test_a_checkpoint_of_another_size_is_refused(method: str, settings: dict[str, Any]) -> None:
+    if method == "MuonQK":
+        pytest.skip("a lone layer has no queries and keys")
+    optimizers = []
+    for m, n in ((4, 6), (5, 7)):
+        module = layer(m, n)
+        optimizers.append(make(method, module, **settings))
+        for step in range(2):
+            learn(optimizers[-1], module, rows(2 * step, ROWS, n), rows(2 * step + 1, ROWS, m))
+    with pytest.raises(ValueError, match="shape"):
+        optimizers[0].load_state_dict(optimizers[1].state_dict())
 
 
 @EVERY_RECIPE
@@ -199,7 +226,7 @@ def test_micro_batches_are_their_union(method: str, settings: dict[str, Any]) ->
     def trained(parts: list[slice]) -> nn.Module:
         attends = method == "MuonQK"
         model = transformer(layers=1) if attends else mlp(6, 6, 6, 6, 3)
-        optimizer = make(method, model, **settings)
+        optimizer = make(method, model, **settings, lr=1e-3)
         train_in_parts(model, optimizer, language if attends else regression, parts)
         return model
 
@@ -213,10 +240,9 @@ def test_micro_batches_are_their_union(method: str, settings: dict[str, Any]) ->
 @pytest.mark.parametrize("captured", [True, False])
 def test_zero_gradients_only_decay(method: str, settings: dict[str, Any], captured: bool) -> None:
     """With statistics of zeros, or none at all; and nothing is spoilt for what comes after."""
-    decay = 1.0 if settings.get("constrained") else 0.0
-    if "weight_decay" in keywords(method):
-        decay = 0.0 if "geometry_decay" in settings else 0.1  # there it depends on the maps
-        settings = {**settings, "weight_decay": decay}
+    decay = 0.0 if "geometry_decay" in settings else 0.1  # there it depends on the maps
+    settings = {**settings, "weight_decay": decay}
+    decay = 1.0 if settings.get("constrained") else decay
     model = transformer(layers=1)
     optimizer = make(method, model, **settings)
     matrices = {row.name for row in optimizer.routing_table().treated("matrix")}
@@ -231,10 +257,11 @@ def test_zero_gradients_only_decay(method: str, settings: dict[str, Any], captur
                 for p in model.parameters():
                     p.grad = torch.zeros_like(p)
             optimizer.step()
+    lr = optimizer.param_groups[0]["lr"]
     steps = 4 if method == "SOAP" else 5  # its first only makes the bases
-    for name, p in values(model).items():
-        kept = (1 - optimizer.param_groups[0]["lr"] * decay) ** steps if name in matrices else 1.0
-        torch.testing.assert_close(p, kept * before[name], rtol=1e-12, atol=0, msg=name)
+    for name, value in values(model).items():
+        kept = (1 - lr * decay) ** steps if name in matrices else 1.0
+        torch.testing.assert_close(value, kept * before[name], rtol=1e-12, atol=0, msg=name)
     train(model, optimizer, range(5))
     assert all(p.isfinite().all() for p in model.parameters())
     assert any(not torch.equal(p, before[name]) for name, p in values(model).items())
@@ -258,6 +285,11 @@ def test_missing_gradients_leave_a_parameter_alone(method: str, settings: dict[s
     assert all(p.isfinite().all() for p in model.parameters())
 
 
+COMMON: dict[str, list[Any]] = {
+    "loss_reduction": ["none"],
+    "nonfinite": ["ignore"],
+    "adamw": [3e-3],
+}
 BAD: dict[str, list[Any]] = {
     "lr": [-0.1, float("nan"), "fast"],
     "momentum": [1.0, -0.1],
@@ -293,25 +325,60 @@ BAD: dict[str, list[Any]] = {
     "heads": [3],
     "partner_damping": [0.0],
     "polar": ["newton"],
+    "norm": ["l1"],
+    "token_stride": [0, 1.5],
+    "token_skip": [-1, 1.5],
+    "reduce": ["yes"],
 }
-COMMON_BAD: list[tuple[str, Any]] = [
-    ("loss_reduction", "none"),
-    ("nonfinite", "ignore"),
-    ("adamw", 3e-3),
-]
+# What one method means by a word, another does not know.
+OWN_BAD: dict[str, dict[str, list[Any]]] = {
+    "GoMuon": {"graft": ["sgd"], "factor_decay": [1.0]},
+    "MALT": {"graft": ["sgd"], "alpha": [(0.1, 0.2)]},
+    "Mousse": {"alpha": [(0.1, 0.2)], "factor_decay": [1.0]},
+    "Shampoo": {"graft": ["frobenius"]},
+}
 
 
 @EVERY_METHOD
 def test_bad_values_are_named(method: str) -> None:
     unknown = set(keywords(method)) - BAD.keys()
     assert not unknown, "keywords no bad value is listed for"
-    listed = [(name, value) for name in keywords(method) for value in BAD[name]]
-    for name, value in listed + COMMON_BAD:
-        with pytest.raises(ValueError, match=rf"(?=.*\b{name}\b).*{re.escape(repr(value))}"):
-            make(method, transformer(layers=1), **{name: value})
+    known = {name: BAD[name] for name in keywords(method)}
+    wrong = [
+        (name, value)
+        for table in (known, COMMON, OWN_BAD.get(method, {}))
+        for name, values in table.items()
+        for value in values
+    ]
+    accepted = [(name, value) for name, value in wrong if not is_refused(method, name, value)]
+    assert not accepted
+
+
+def is_refused(method: str, name: str, value: Any) -> bool:
+    """Whether a ValueError says so; it must name the keyword and the value."""
+    try:
+        make(method, transformer(layers=1), **{name: value})
+    except ValueError as error:
+        return bool(re.search(rf"\b{name}\b", str(error))) and repr(value) in str(error)
+    return False
 
 
 @EVERY_METHOD
 def test_an_unknown_keyword_is_refused(method: str) -> None:
     with pytest.raises(TypeError, match="no_such_thing"):
         make(method, transformer(layers=1), no_such_thing=1)
+
+
+@pytest.mark.parametrize("frozen", ["0.bias", "0.weight"])
+def test_kfac_leaves_half_of_a_frozen_layer_alone(frozen: str) -> None:
+    """Weight and bias are one matrix to K-FAC; freezing one must not freeze or move the other."""
+    model = mlp(6, 6, 6, 3)
+    optimizer = make("KFAC", model)
+    model.get_parameter(frozen).requires_grad_(False)
+    before = values(model)
+    for step in range(4):
+        optimizer.zero_grad()
+        regression(model, step, slice(16)).backward()
+        optimizer.step()
+    still = {name for name, value in values(model).items() if torch.equal(value, before[name])}
+    assert still == {frozen}

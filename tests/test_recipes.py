@@ -1,7 +1,7 @@
 """Every method follows, on fixed random data, the plain reference written from its formula."""
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -150,10 +150,12 @@ def test_soap_follows_its_reference(
 
 @pytest.mark.parametrize("method", sorted({case.method for case in CASES} | {"SOAP"}))
 def test_defaults_are_the_published_ones(method: str) -> None:
-    ours = inspect.signature(getattr(gomuon, method)).parameters
+    ours = getattr(gomuon, method)
+    shown = inspect.signature(ours).parameters
     theirs = inspect.signature(getattr(references, method)).parameters
     published = {name: p.default for name, p in theirs.items() if name != "W"}
-    assert {name: ours[name].default for name in published} == published
+    assert {name: ours.recipe.defaults[name] for name in published} == published
+    assert {name: shown[name].default for name in published} == published
 
 
 CAPTURING = ["GoMuon", "KFAC", "NewtonMuon", "KFACMuon"]
@@ -259,6 +261,7 @@ def test_scion_takes_the_sign_at_the_head(constrained: bool) -> None:
     }
     model = Pair()
     optimizer = Case("Scion", settings).optimizer(model)
+    assert [row.treatment for row in optimizer.routing_table()] == ["matrix", "matrix"]
     plain = [
         references.Scion(part.weight.detach(), **settings) for part in (model.hidden, model.head)
     ]
@@ -271,23 +274,91 @@ def test_scion_takes_the_sign_at_the_head(constrained: bool) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("block_size", [2, 3, 5])
 @pytest.mark.parametrize("graft", ["rmsprop", None])
-def test_shampoo_treats_every_block_as_a_matrix_of_its_own(shape: str, graft: str | None) -> None:
-    """Sides of 4, 5 and 7 in pieces of at most 3."""
+def test_shampoo_treats_every_block_as_a_matrix_of_its_own(
+    shape: str, block_size: int, graft: str | None
+) -> None:
+    """Blocks of block_size², and at the end of a side what is left of it."""
     settings: dict[str, Any] = {"graft": graft, "refresh_every": 3, "ridge": 1e-3}
-    (m, n), size, module = SHAPES[shape], 3, layer(*SHAPES[shape])
-    optimizer = Case("Shampoo", {**settings, "block_size": size}).optimizer(module)
-    blocks = {
-        (i, j): references.Shampoo(block, **settings)
-        for i, band in enumerate(module.weight.detach().split(size, 0))
-        for j, block in enumerate(band.split(size, 1))
-    }
+    (m, n), module = SHAPES[shape], layer(*SHAPES[shape])
+    optimizer = Case("Shampoo", {**settings, "block_size": block_size}).optimizer(module)
+
+    def blocks_of(matrix: Tensor) -> list[Tensor]:
+        bands = matrix.split(block_size, 0)
+        return [block for band in bands for block in band.split(block_size, 1)]
+
+    blocks = [references.Shampoo(block, **settings) for block in blocks_of(module.weight.detach())]
     for step in range(15):
         x, g = rows(2 * step, ROWS, n), rows(2 * step + 1, ROWS, m)
         learn(optimizer, module, x, g)
-        G = g.T @ x
-        for (i, j), block in blocks.items():
-            block.step(G.split(size, 0)[i].split(size, 1)[j], x, g)
-    for (i, j), block in blocks.items():
-        ours = module.weight.split(size, 0)[i].split(size, 1)[j]
-        assert relative_error(ours, block.W) < 1e-8, (i, j)
+        for block, G in zip(blocks, blocks_of(g.T @ x), strict=True):
+            block.step(G, x, g)
+    for ours, block in zip(blocks_of(module.weight), blocks, strict=True):
+        assert relative_error(ours, block.W) < 1e-8
+
+
+@pytest.mark.parametrize("shape", ["wide", "tall", "row"])
+def test_soap_follows_its_reference_from_any_eigenbasis(shape: str) -> None:
+    """The first Gram of a wide or tall gradient is singular, and any basis of its null space good.
+
+    So the reference goes on from the optimizer's, once they are seen to be eigenvectors.
+    """
+    case = Case("SOAP", {"refresh_every": 3})
+    for step, (module, optimizer, reference) in enumerate(follow(case, SHAPES[shape])):
+        assert isinstance(reference, references.SOAP)
+        if step == 0:
+            state = optimizer.state[module.weight]
+            reference.Q_L, reference.Q_R = state["left_basis"][0], state["right_basis"][0]
+            for Q, S in ((reference.Q_L, reference.L), (reference.Q_R, reference.R)):
+                torch.testing.assert_close(Q.T @ Q, torch.eye(len(Q)).double())
+                eigenvalues = torch.linalg.eigvalsh(S).flip(0)
+                torch.testing.assert_close(
+                    Q.T @ S @ Q, torch.diag(eigenvalues), rtol=0, atol=1e-12 * float(S.trace())
+                )
+        else:
+            assert relative_error(module.weight, reference.W) < 1e-8, step
+
+
+def thinned(v: Tensor) -> Tensor:
+    """What token_stride=2 and token_skip=1 leave of [batch, positions, d]."""
+    return flat(v[:, 1::2])
+
+
+def averaged(x: Tensor) -> Tensor:
+    return x.mean(1)
+
+
+def summed(delta: Tensor) -> Tensor:
+    return delta.sum(1)
+
+
+@pytest.mark.parametrize("method", ["GoMuon", "KFAC", "NewtonMuon"])
+@pytest.mark.parametrize("reduction", ["sum", "mean"])
+@pytest.mark.parametrize(
+    ("settings", "of_inputs", "of_gradients"),
+    [
+        ({"token_stride": 2, "token_skip": 1}, thinned, thinned),
+        ({"reduce": True}, averaged, summed),
+    ],
+    ids=["thinned", "reduced"],
+)
+def test_sampled_statistics(
+    method: str,
+    reduction: str,
+    settings: dict[str, Any],
+    of_inputs: Callable[[Tensor], Tensor],
+    of_gradients: Callable[[Tensor], Tensor],
+) -> None:
+    """Statistics of fewer rows, the gradient of all. A mean is one over rows, or over examples."""
+    module, (batch, positions) = layer(4, 6), (5, 5)
+    N = {"sum": 1, "mean": batch if "reduce" in settings else batch * positions}[reduction]
+    optimizer = getattr(gomuon, method)(
+        module, refresh_every=2, loss_reduction=reduction, **settings
+    )
+    reference = Case(method, {"refresh_every": 2}).reference(module.weight)
+    for step in range(6):
+        x, g = rows(2 * step, batch, positions, 6), rows(2 * step + 1, batch, positions, 4)
+        learn(optimizer, module, x, g, weight=1 / N)
+        reference.step(flat(g).T @ flat(x) / N, of_inputs(x), of_gradients(g))
+    assert relative_error(module.weight, reference.W) < 1e-8

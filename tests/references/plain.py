@@ -1,0 +1,67 @@
+"""What the references share: the step, the two momenta, moments and a few powers."""
+
+import math
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from tests.reference import inverse_power, oas, polar
+
+__all__ = [
+    "Reference",
+    "eye",
+    "heavy_ball",
+    "inverse_power",
+    "lerp",
+    "muon_scale",
+    "oas",
+    "polar",
+    "second_moment",
+]
+
+
+class Reference(ABC):
+    """One matrix W [m, n]; `step` takes its gradient, input rows [N, n] and δ rows [N, m]."""
+
+    def __init__(self, W: Tensor, lr: float, weight_decay: float = 0.0) -> None:
+        self.W, self.lr, self.weight_decay = W.clone(), lr, weight_decay
+        self.m, self.n = W.shape
+        self.t = 0
+        self.M = torch.zeros_like(W)
+
+    def step(self, G: Tensor, x: Tensor, delta: Tensor) -> None:
+        """W ← (1 − lr·wd)·W − lr·U."""
+        U = self.update(G, x, delta)
+        self.W = (1 - self.lr * self.weight_decay) * self.W - self.lr * U
+        self.t += 1
+
+    @abstractmethod
+    def update(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
+        """U."""
+
+
+def lerp(G: Tensor, M: Tensor, beta: float, nesterov: bool) -> tuple[Tensor, Tensor]:
+    """M ← βM + (1−β)G, and X."""
+    M = beta * M + (1 - beta) * G
+    return M, (1 - beta) * G + beta * M if nesterov else M
+
+
+def heavy_ball(G: Tensor, M: Tensor, beta: float, nesterov: bool) -> tuple[Tensor, Tensor]:
+    """M ← βM + G, and X."""
+    M = beta * M + G
+    return M, G + beta * M if nesterov else M
+
+
+def muon_scale(D: Tensor) -> Tensor:
+    m, n = D.shape
+    return math.sqrt(max(1, m / n)) * D
+
+
+def second_moment(rows: Tensor) -> Tensor:
+    """E[v vᵀ]."""
+    return rows.T @ rows / len(rows)
+
+
+def eye(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[0], dtype=like.dtype)
