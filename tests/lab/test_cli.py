@@ -160,7 +160,7 @@ def test_dry_run_prints_the_plan_and_runs_nothing(
     assert "Go-MUON 0.08" in text
     assert "modulus=107" in text
     assert "0.360" in text
-    assert "estimate   2 h 00 min with 2 jobs of 1 threads" in text
+    assert "2 h 00 min with 2 jobs of 1 threads" in text
     assert not list(tmp_path.iterdir())
 
 

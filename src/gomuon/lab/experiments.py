@@ -89,7 +89,7 @@ GROKKING = Plan(
         ("p107-muon-0.16", "p107-go-muon-0.08"),
     ),
     settings={"width": 64, "hidden": 192, "adamw_lr": 1e-2},
-    quick=Quick(steps=250, seeds=1),
+    quick=Quick(steps=200, seeds=1),
     paper=paper_figures.GROKKING,
 )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from gomuon.lab.display import clock
 from gomuon.lab.plans import Arm, Plan
@@ -99,14 +100,17 @@ def print_plan(plan: Plan, costs: dict[str, float], jobs: int, console: Console)
             f"{costs[arm.name]:.3f}",
         )
     console.print(table)
-    lines = [
-        f"seeds      {', '.join(map(str, plan.seeds))}"
+    facts = {
+        "seeds": ", ".join(map(str, plan.seeds))
         + (f"; tuning on {plan.tuning_seed}" if plan.tuning_seed is not None else ""),
-        f"updates    {plan.steps}",
-        f"windows    {', '.join(window_name(w) for w in plan.windows)}" if plan.windows else "",
-        f"statistic  {plan.statistic}",
-        f"rule       {plan.rule}",
-        f"estimate   {clock(costs['total'])} with {jobs} jobs of {plan.threads} threads",
-    ]
-    for line in filter(None, lines):
-        console.print(line, markup=False, highlight=False)
+        "updates": str(plan.steps),
+        "windows": ", ".join(window_name(window) for window in plan.windows),
+        "statistic": plan.statistic,
+        "rule": plan.rule,
+        "estimate": f"{clock(costs['total'])} with {jobs} jobs of {plan.threads} threads",
+    }
+    listing = Table.grid(padding=(0, 2))
+    for name, fact in facts.items():
+        if fact:
+            listing.add_row(name, Text(fact))
+    console.print(listing)
