@@ -82,7 +82,7 @@ def test_schedulers_scale_every_group_by_its_own_rate() -> None:
 
 def test_a_tensor_learning_rate() -> None:
     model, twin = transformer(layers=1), transformer(layers=1)
-    train(model, GoMuon(model, lr=torch.tensor(0.05, dtype=torch.float64)), range(5))  # type: ignore[arg-type]
+    train(model, GoMuon(model, lr=torch.tensor(0.05, dtype=torch.float64)), range(5))
     train(twin, GoMuon(twin, lr=0.05), range(5))
     assert_same(model, twin)
 

@@ -20,10 +20,14 @@ from gomuon.readers import Reader, moment
 
 @dataclass(frozen=True)
 class Moment:
-    """Σ v vᵀ over rows v, [d, d] or [groups, d, d], and the number of rows, a float64 scalar."""
+    """Σ v vᵀ over rows v, [d, d] or [groups, d, d], and two float64 scalars.
+
+    `count` rows were added up; the weight was used on `uses` rows, more where rows are sampled.
+    """
 
     total: Tensor
     count: Tensor
+    uses: Tensor
 
 
 @dataclass(frozen=True)
@@ -49,20 +53,27 @@ def _leaf(dtype: torch.dtype, device: torch.device, *shape: int) -> Tensor:
 
 
 class Probe:
-    """Two leaves, for a moment and for its count."""
+    """Leaves for a moment, for its count and for its uses."""
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.total = _leaf(dtype, device, *shape)
         self.count = _leaf(torch.float64, device)
+        self.uses = _leaf(torch.float64, device)
+
+    @property
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.total, self.count, self.uses
 
     @property
     def moment(self) -> Moment | None:
-        if self.total.grad is None or self.count.grad is None:
+        if self.total.grad is None:
             return None
-        return Moment(self.total.grad, self.count.grad)
+        count = _gradient(self.count)
+        return Moment(self.total.grad, count, count if self.uses.grad is None else self.uses.grad)
 
     def clear(self) -> None:
-        self.total.grad = self.count.grad = None
+        for leaf in self.leaves:
+            leaf.grad = None
 
 
 class Reading:
@@ -144,9 +155,8 @@ class Window:
         for reading in self._readings:
             if reading.filled:
                 times = sum(reading.times.get(hook, 0.0) for hook in hooks)
-                whole = Moment(
-                    *(_gradient(p) for p in (reading.total, reading.counts[reading.leader]))
-                )
+                count = _gradient(reading.counts[reading.leader])
+                whole = Moment(_gradient(reading.total), count, count)
                 terms += [(whole, times)] if times else []
         return _add(terms, cache)
 
@@ -210,8 +220,7 @@ class LayerHook:
             self.reader,
             total,
             count,
-            self.gradients.total if self.wants_gradients else None,
-            self.gradients.count if self.wants_gradients else None,
+            *(self.gradients.leaves if self.wants_gradients else (None, None, None)),
         )
         return tapped
 
@@ -266,6 +275,7 @@ class Tap(torch.autograd.Function):
         inputs_count: Tensor | None,
         gradients_total: Tensor | None,
         gradients_count: Tensor | None,
+        gradients_uses: Tensor | None,
     ) -> Tensor:
         if x is not None:
             ctx.save_for_backward(x)  # the tensor the layer itself keeps: no extra memory
@@ -284,17 +294,14 @@ class Tap(torch.autograd.Function):
         if inputs_dtype:
             A = moment(ctx.reader.inputs(ctx.saved_tensors[0].detach()), inputs_dtype)
         rows = ctx.reader.gradients(g.detach())
-        count = torch.full((), rows.shape[-2], dtype=torch.float64, device=g.device)
-        B = moment(rows, gradients_dtype) if gradients_dtype else None
-        return (
-            g,
-            None,
-            None,
-            A,
-            count if count_dtype else None,
-            B,
-            count if gradients_dtype else None,
+        count, uses = (
+            torch.full((), number, dtype=torch.float64, device=g.device)
+            for number in (rows.shape[-2], ctx.reader.uses(g))
         )
+        gradients: tuple[Tensor | None, ...] = (None, None, None)
+        if gradients_dtype:
+            gradients = (moment(rows, gradients_dtype), count, uses)
+        return g, None, None, A, count if count_dtype else None, *gradients
 
 
 def _gradient(probe: Tensor) -> Tensor:
@@ -315,6 +322,7 @@ def _add(terms: Iterable[tuple[Moment | None, float]], cache: dict[Any, Moment])
             cache[key] = Moment(
                 torch.stack([moment.total * times for moment, times in present]).sum(0),
                 torch.stack([moment.count * times for moment, times in present]).sum(),
+                torch.stack([moment.uses * times for moment, times in present]).sum(),
             )
     return cache[key]
 
@@ -354,15 +362,14 @@ class Capture:
     def use_gradients_of(self, loss: Tensor) -> None:
         """Take output gradients from `loss` instead of the loss that is trained on."""
         hooks = [hook for hooks in self._hooks.values() for hook in hooks if hook.wants_gradients]
-        probes = [leaf for hook in hooks for leaf in (hook.gradients.total, hook.gradients.count)]
-        if not (self.window.open and probes):
+        if not (self.window.open and hooks):
             return
+        probes = [leaf for hook in hooks for leaf in hook.gradients.leaves]
         # Only the probes are asked for, so no weight's gradient is formed or touched.
         found = torch.autograd.grad(loss, probes, retain_graph=True, allow_unused=True)
-        for hook, total, count in zip(hooks, found[::2], found[1::2], strict=True):
-            if total is not None and count is not None:
-                terms = [(hook.substitute, 1.0), (Moment(total, count), 1.0)]
-                hook.substitute = _add(terms, {})
+        for hook, *sums in zip(hooks, found[::3], found[1::3], found[2::3], strict=True):
+            if all(part is not None for part in sums):
+                hook.substitute = _add([(hook.substitute, 1.0), (Moment(*sums), 1.0)], {})
 
     def gate(self, is_open: bool) -> None:
         """Set before the forward pass: whether the coming step refreshes the geometry."""

@@ -1,6 +1,6 @@
 """Loading optimizer state without losing precision, and refusing what does not fit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,8 +9,16 @@ from torch import Tensor
 FORMAT = 1
 
 
-def check_fits(groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any]) -> None:
-    """Raise a ValueError naming the first way in which `state_dict` does not fit `groups`."""
+Shapes = Callable[[Tensor, Mapping[str, Any]], set[tuple[int, ...]]]
+
+
+def check_fits(
+    groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any], shapes: Shapes
+) -> None:
+    """Raise a ValueError naming the first way in which `state_dict` does not fit `groups`.
+
+    `shapes` says which shapes a memory of a parameter may have.
+    """
     version = state_dict.get("format", FORMAT)
     if not isinstance(version, int) or not 1 <= version <= FORMAT:
         raise ValueError(
@@ -28,11 +36,10 @@ def check_fits(groups: Sequence[Mapping[str, Any]], state_dict: Mapping[str, Any
                 f"group {index} of the checkpoint has {len(saved['params'])} parameters, the "
                 f"optimizer's {len(group['params'])}"
             )
-    for saved_id, parameter, name in _pairs(groups, saved_groups):
+    for saved_id, parameter, name, group in _pairs(groups, saved_groups):
         for key, value in state_dict["state"].get(saved_id, {}).items():
             elementwise = key in ("momentum", "square", "exp_avg", "exp_avg_sq")
-            # A memory of another dimension belongs to a parameter that was cut into blocks.
-            if elementwise and value.ndim == parameter.ndim and value.shape != parameter.shape:
+            if elementwise and tuple(value.shape) not in shapes(parameter, group):
                 raise ValueError(
                     f"{key} of {name!r} has shape {tuple(value.shape)} in the checkpoint, the "
                     f"parameter has {tuple(parameter.shape)}"
@@ -64,16 +71,16 @@ def restored_state(
             key: restore(key, value, parameter)
             for key, value in state_dict["state"].get(saved_id, {}).items()
         }
-        for saved_id, parameter, _ in _pairs(groups, state_dict["param_groups"])
+        for saved_id, parameter, *_ in _pairs(groups, state_dict["param_groups"])
         if saved_id in state_dict["state"]
     }
 
 
 def _pairs(
     groups: Sequence[Mapping[str, Any]], saved_groups: Sequence[Mapping[str, Any]]
-) -> list[tuple[int, Tensor, str]]:
+) -> list[tuple[int, Tensor, str, Mapping[str, Any]]]:
     return [
-        (saved_id, parameter, parameter_name(group, index, position))
+        (saved_id, parameter, parameter_name(group, index, position), group)
         for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True))
         for position, (saved_id, parameter) in enumerate(
             zip(saved["params"], group["params"], strict=True)

@@ -88,7 +88,8 @@ class Layer:
         """Write the stack back into the parameter (and the bias that joined it)."""
         whole = self._whole(matrices)
         if self.spec.bias is not None:
-            self.spec.bias.copy_(whole[:, -1])
+            if self.spec.bias.grad is not None:  # a frozen bias stays
+                self.spec.bias.copy_(whole[:, -1])
             whole = whole[:, :-1]
         whole = whole.mT if self.spec.transposed else whole
         self.parameter.copy_(whole.reshape(self.parameter.shape))
@@ -126,7 +127,7 @@ class Layer:
 
     def _matrices(self, tensor: Tensor, bias: Tensor | None) -> Tensor:
         matrix = tensor.to(self.dtype)
-        matrix = matrix.mT if self.spec.transposed else matrix.flatten(1)
+        matrix = matrix.mT if self.spec.transposed else matrix.reshape(len(matrix), -1)
         if bias is not None:
             matrix = torch.cat([matrix, bias.to(self.dtype).unsqueeze(1)], dim=1)
         (m, n), (high, wide) = self._whole_shape, self.shape

@@ -11,7 +11,9 @@ from gomuon.functional.polar import PolarMethod
 from gomuon.groups import groups_of
 from gomuon.layers import LayerSpec
 from gomuon.optimizer import Common, MatrixOptimizer, Parameters
-from gomuon.routing import RoutingTable
+from gomuon.routing import Route, RoutingTable
+
+_SIGN = "output head: sign"
 
 
 class GoMuon(MatrixOptimizer):
@@ -148,7 +150,10 @@ class SOAP(MatrixOptimizer):
 
 
 class Mousse(MatrixOptimizer):
-    """Mousse: matched polar in trace-normalised gradient-Gram geometry, power ⅛."""
+    """Mousse: matched polar in trace-normalised gradient-Gram geometry, power ⅛.
+
+    In float32 eigenvalues are floored at roundoff scale, which is above the published ε of 1e-10.
+    """
 
     recipe = recipes.MOUSSE
 
@@ -207,9 +212,15 @@ class Scion(MatrixOptimizer):
 
     recipe = recipes.SCION
 
+    def _adapted(self, model: nn.Module, table: RoutingTable) -> RoutingTable:
+        return RoutingTable(
+            Route(r.name, r.parameter, "matrix", _SIGN) if r.reason == "output head" else r
+            for r in table
+        )
+
     def _groups_of(self, table: RoutingTable, defaults: dict[str, Any]) -> list[dict[str, Any]]:
-        heads = [r for r in table if r.treatment == "adamw" and r.reason == "output head"]
-        others = groups_of(RoutingTable(r for r in table if r not in heads))
+        heads = [r for r in table if r.reason == _SIGN]
+        others = groups_of(RoutingTable(r for r in table if r.reason != _SIGN))
         own = {
             "params": [(r.name, r.parameter) for r in heads],
             "treatment": "matrix",

@@ -1,6 +1,5 @@
 """The optimizer: state, clock and gate around the paper's "Complete update"."""
 
-import copy
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,7 +12,6 @@ from gomuon.adamw import adamw_step
 from gomuon.axes import Pending
 from gomuon.batching import alike
 from gomuon.capture import Capture
-from gomuon.checkpoints import FORMAT, check_fits, restored_state
 from gomuon.errors import GeometryWarning, NonFiniteGradientError
 from gomuon.faults import nonfinite_gradients
 from gomuon.fisher import sampled_label_loss
@@ -28,6 +26,7 @@ from gomuon.groups import (
     with_groups,
 )
 from gomuon.layers import PLAIN, Layer, LayerSpec, Stack, check_spec
+from gomuon.persistence import PersistentOptimizer
 from gomuon.readers import Sampling
 from gomuon.recipes import Recipe
 from gomuon.routing import Routes, RoutingTable, check_trainable, route, select
@@ -47,7 +46,7 @@ class Common(TypedDict, total=False):
     nonfinite: str
 
 
-class MatrixOptimizer(torch.optim.Optimizer):
+class MatrixOptimizer(PersistentOptimizer):
     """One walk, gradient → source → direction → scale → weights, for every recipe.
 
     Matrices go through the recipe; everything else goes to AdamW. See `GoMuon` for the arguments.
@@ -81,7 +80,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._begin(specs)
         if isinstance(params, nn.Module):
             table = route(params, routes)
-            self._table = joined_biases(params, table) if self.recipe.joins_bias else table
+            self._table = self._adapted(params, table)
             super().__init__(self._groups_of(self._table, defaults), defaults)
             self.attach(params)
         else:
@@ -298,12 +297,12 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self, index: int, group: Mapping[str, Any]
     ) -> tuple[list[Layer], list[Tensor]]:
         layers, others = [], []
-        joined = {spec.bias for spec in self._specs.values() if spec.bias is not None}
+        joined = {spec.bias for weight, spec in self._specs.items() if weight.grad is not None}
         for name, parameter in named(group, index):
             if parameter.grad is None or parameter.numel() == 0 or parameter in joined:
                 continue
             if is_matrix(group, parameter):
-                spec = cut(self._specs.get(parameter, PLAIN), group)
+                spec = self._spec_of(parameter, group)
                 layers.append(Layer(name, parameter, self.state[parameter], spec))
             else:
                 others.append(parameter)
@@ -311,6 +310,10 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
     def _check_bare(self) -> None:
         """Raise a ValueError where a method cannot do without the model."""
+
+    def _adapted(self, model: nn.Module, table: RoutingTable) -> RoutingTable:
+        """The routing as this method needs it."""
+        return joined_biases(model, table) if self.recipe.joins_bias else table
 
     def _groups_of(self, table: RoutingTable, defaults: dict[str, Any]) -> list[dict[str, Any]]:
         """Parameter groups of a routed model."""
@@ -349,53 +352,19 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 "and its maps are the identity, that is Muon; pass the model itself"
             )
 
-    # ---- saving, loading, copying ------------------------------------------------------------
+    # ---- for saving and copying, see `persistence` ---------------------------------------------
 
-    def state_dict(self) -> dict[str, Any]:
-        """As torch's, with the format's number."""
-        return {**super().state_dict(), "format": FORMAT}
+    def _memory_shapes(self, parameter: Tensor, group: Mapping[str, Any]) -> set[tuple[int, ...]]:
+        """The shapes a memory of this parameter may have."""
+        layer = Layer("", parameter, {}, self._spec_of(parameter, group))
+        return {tuple(parameter.shape), (layer.blocks, *layer.shape)}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As torch's, but state keeps the precision it was saved in.
-
-        Raises:
-            ValueError: the checkpoint does not fit; the optimizer is left as it was.
-        """
-
-        def keep(_: torch.optim.Optimizer, incoming: Mapping[str, Any]) -> None:
-            check_fits(self.param_groups, incoming)
-            self._incoming = incoming
-
-        handle = self.register_load_state_dict_pre_hook(keep)
-        try:
-            super().load_state_dict(dict(state_dict))
-        finally:
-            handle.remove()
-            self._incoming = None
-        self._gate()
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        incoming = self.__dict__.get("_incoming")
-        super().__setstate__(state)
-        if incoming is not None:  # called by torch's load_state_dict, which has rounded the state
-            self.state.update(restored_state(self.param_groups, incoming))
-        if "_captures" not in self.__dict__:  # unpickled or copied
-            self._begin()
-            self._captures.extend(Capture() for _ in self.param_groups)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "MatrixOptimizer":
-        new = type(self).__new__(type(self))
-        memo[id(self)] = new
-        new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        new._table = copy.deepcopy(self._table, memo)
-        new._spec_patterns = copy.deepcopy(self._spec_patterns, memo)
-        if self._model is not None:
-            new.attach(copy.deepcopy(self._model, memo))
-        return new
+    def _spec_of(self, parameter: Tensor, group: Mapping[str, Any]) -> LayerSpec:
+        return cut(self._specs.get(parameter, PLAIN), group)
 
 
 # What a layer's state holds once it has a geometry.
-_GEOMETRY = {"left_map", "right_map", "left_basis", "right_basis"}
+_GEOMETRY = {"left_map", "right_map", "left_factor", "right_factor"}
 
 
 def _kind(layer: Layer) -> tuple[object, ...]:

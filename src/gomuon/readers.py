@@ -40,6 +40,10 @@ class LinearReader:
         """[batch, positions…, m] -> [N, m]."""
         return self._rows(g, average=False)
 
+    def uses(self, g: Tensor) -> int:
+        """Rows the weight was used on, before any are left out."""
+        return len(g) if self.sampling.reduce and g.ndim > 2 else g.numel() // g.shape[-1]
+
     def _rows(self, v: Tensor, *, average: bool) -> Tensor:
         if v.ndim < 3:
             return v.reshape(-1, v.shape[-1])
@@ -88,6 +92,11 @@ class ConvReader:
         batch, channels = g.shape[:2]
         g = g.reshape(batch, self.groups, channels // self.groups, -1).mT
         return self._rows(g, average=False)
+
+    def uses(self, g: Tensor) -> int:
+        """Rows the weight was used on, before any are left out."""
+        g = g if g.ndim == len(self.kernel) + 2 else g.unsqueeze(0)
+        return len(g) if self.sampling.reduce else g.numel() // g.shape[1]
 
     def _rows(self, v: Tensor, *, average: bool) -> Tensor:
         """[batch, groups, positions, d] -> [N, d] or [groups, N, d]."""

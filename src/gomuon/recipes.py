@@ -23,7 +23,7 @@ from gomuon.geometry import (
 )
 from gomuon.geometry.captured import balanced_root_maps, eigen_maps, ridge_inverse_map, root_maps
 from gomuon.geometry.gradients import ridge_roots, trace_normalised_roots
-from gomuon.settings import MAY_BE_ONE, Checks
+from gomuon.settings import MAY_BE_ONE, ONE_POWER, STEP_LENGTH, Checks
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ SHAMPOO = Recipe(
     "D = L^−¼ G R^−¼, grafted to the length of another rule's step, then momentum",
     "statistics and roots each on its own interval",
     "Anil et al. 2020, google-research scalable_shampoo",
-    checks={"factor_decay": MAY_BE_ONE},
+    checks={"factor_decay": MAY_BE_ONE, "graft": STEP_LENGTH},
 )
 SOAP = Recipe(
     "SOAP",
@@ -202,6 +202,7 @@ MOUSSE = Recipe(
     "Q = polar(P_L M̂ P_R), D = P_L Q P_R at ‖Q‖_F;  P = (trace-normalised Gram)^−⅛",
     "factors every step, roots every 10",
     "Anti-Entrophic/Mousse, with the exact polar",
+    checks={"alpha": ONE_POWER},
 )
 FISMO = Recipe(
     "FISMO",
@@ -254,6 +255,7 @@ MALT = Recipe(
     "D = P_B·polar(P_B M̂ P_A)·P_A with diagonal P from averaged row and column norms, power ⅛",
     "every step",
     "arXiv 2608.05088, from a digest: no code is public, and its numbers are ours",
+    checks={"alpha": ONE_POWER},
 )
 MUON_PLUS = Recipe(
     "MuonPlus",

@@ -70,6 +70,8 @@ def _is_damping(value: Any) -> bool:
 
 Checks = Mapping[str, tuple[Callable[[Any], bool], str]]
 MAY_BE_ONE = (_share, "a number in [0, 1]")
+ONE_POWER = (_exponent, "a number in [0, 0.5]")
+STEP_LENGTH = (_one_of("sgd", "adagrad", "rmsprop", None), '"sgd", "adagrad", "rmsprop" or None')
 
 # name -> (check, what the message says was expected)
 CHECKS: Checks = {
@@ -86,10 +88,7 @@ CHECKS: Checks = {
         '"oas", a fixed intensity in [0, 1], or {"damping": a number >= 0}',
     ),
     "polar": (_one_of(*get_args(PolarMethod)), f"one of {get_args(PolarMethod)}"),
-    "graft": (
-        _one_of("frobenius", "sgd", "adagrad", "rmsprop", None),
-        '"frobenius", "sgd", "adagrad", "rmsprop" or None',
-    ),
+    "graft": (_one_of("frobenius", None), '"frobenius" or None'),
     "nesterov": (lambda value: isinstance(value, bool), "True or False"),
     "weight_decay": (_at_least_zero, "a finite number >= 0"),
     "loss_reduction": (_one_of("mean", "sum"), '"mean" or "sum"'),
