@@ -51,7 +51,7 @@ def guarded(function: Callable[[Tensor], Tensor], S: Tensor) -> list[Tensor | No
     try:
         # Clones, not views, any one of which would keep the whole batch alive.
         results: list[Tensor | None] = [result.clone() for result in function(S)]
-    except DecompositionError:
+    except (DecompositionError, torch.linalg.LinAlgError):
         results = [_or_none(function, factor) for factor in S]
     return [result if good else None for result, good in zip(results, finite.tolist(), strict=True)]
 
@@ -63,7 +63,7 @@ def guarded_roots(S: Tensor, power: float) -> list[Tensor | None]:
 def _or_none(function: Callable[[Tensor], Tensor], S: Tensor) -> Tensor | None:
     try:
         return function(S.unsqueeze(0))[0]
-    except DecompositionError:
+    except (DecompositionError, torch.linalg.LinAlgError):
         return None
 
 

@@ -102,7 +102,8 @@ class CapturedMoments(Geometry):
         if side == "left" and group["loss_reduction"] == "mean":
             # The loss averaged over N rows, so g_i = δ_i/N. Undone here, a short last batch enters
             # the average with the weight of any other.
-            mean = mean * weight.square()
+            uses = torch.stack([_present(_moment(layer, side)).uses for layer in layers])
+            mean = mean * uses.view_as(weight).square().to(total.dtype)
         if mean.ndim == 3:  # not already one moment per group of a convolution
             spec = layers[0].spec
             mean = _diagonal_blocks(mean, spec.rows if side == "left" else spec.columns)
