@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check clean
+.PHONY: demo test check docs clean
 
 demo: .venv/lab
 	$(BIN)/gomuon race --out demo
@@ -15,6 +15,11 @@ check: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Written aside first: a failure must not leave half a page.
+docs: .venv/lab
+	$(BIN)/gomuon methods --markdown > docs/.methods.part
+	mv docs/.methods.part docs/methods.md
 
 # An extra is installed again whenever the files that declare it change.
 .venv/%: pyproject.toml constraints.txt

@@ -107,7 +107,7 @@ def test_what_cannot_be_parsed_exits_with_2(
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["race", "reproduce", "report", "data"])
+@pytest.mark.parametrize("command", ["race", "tune", "reproduce", "report", "data", "methods"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main([command, "--help"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import pickle
 import resource
 from pathlib import Path
@@ -11,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-import gomuon
 from gomuon.lab import optimizers, runs, storage, training
 from gomuon.lab.errors import LabError
 from gomuon.lab.runs import CHECKPOINT, MANIFEST, METRICS, RESULT, TIMING, load_run
@@ -151,7 +151,7 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path, monkeypatch: pytest.Monkey
     torch.save({"step": Exploit()}, tmp_path / "run" / CHECKPOINT)
     with pytest.raises(LabError, match="cannot be continued from"):
         train(addition(), tmp_path / "run")
-    (tmp_path / "run" / CHECKPOINT).write_bytes(pickle.dumps(Exploit()))
+    (tmp_path / "run" / CHECKPOINT).write_bytes(pickle.dumps(Exploit(), protocol=2))
     with pytest.raises(LabError, match="cannot be continued from"):
         train(addition(), tmp_path / "run")
     assert not (tmp_path / "exploited").exists()
@@ -307,13 +307,37 @@ def test_impossible_numbers_are_refused(change: dict[str, Any], words: str) -> N
         addition(**change)
 
 
-def test_unknown_and_absent_optimizers_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_are_the_recipes_and_their_variants() -> None:
     with pytest.raises(LabError, match="did you mean 'go-muon'"):
-        optimizers.resolve("gomuon")
-    monkeypatch.delattr(gomuon, "Muon")
-    with pytest.raises(LabError, match=r"needs gomuon\.Muon"):
-        optimizers.resolve("muon")
-    assert "muon" not in optimizers.names()
+        optimizers.find("gomuon")
+    spelled = "muon kfac shampoo soap mousse fismo go-muon newton-muon muon-squared malt muon-plus"
+    spelled += " muon-eq scion kfac-muon muon-qk halfspace go-muon-input muon-heads"
+    assert optimizers.names() == ["adamw", *spelled.split()]
+    assert [optimizers.default_rate(n, "ptb") for n in ("muon-heads", "adamw")] == [0.02, 3e-3]
+    assert [optimizers.default_rate(n, "grokking") for n in ("muon-heads", "adamw")] == [0.16, 0.01]
+
+
+@pytest.mark.parametrize("name", optimizers.names())
+def test_every_name_can_be_trained_with(name: str) -> None:
+    session = training.Session(addition(optimizer=name, lr=1e-3, steps=3, telemetry=True))
+    line, _ = [session.update(step) for step in (1, 2, 3)][-1]
+    assert math.isfinite(line["loss"])
+    assert ("negative_source" in line) == (name != "adamw")
+
+
+def test_variants_differ_from_their_recipes_where_they_say() -> None:
+    by_input = training.Session(addition(optimizer="go-muon-input")).optimizer
+    assert by_input.param_groups[0]["alpha"] == (0.0, 0.25)
+    moves = {}
+    for name in ("muon", "muon-heads"):
+        session = training.Session(addition(optimizer=name, lr=0.1, heads=2))
+        before = {key: value.clone() for key, value in session.model.state_dict().items()}
+        session.update(1)
+        moved = {key: value - before[key] for key, value in session.model.state_dict().items()}
+        moves[name] = moved
+    same = {key for key in moves["muon"] if torch.allclose(*(m[key] for m in moves.values()))}
+    apart = {key.split(".")[-2] for key in set(moves["muon"]) - same}
+    assert apart == set("qkvo")
 
 
 def test_an_optimizers_refusal_is_one_line(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def check(plan: Plan, data_dir: str | Path | None) -> None:
     """Refuse what cannot work before anything is written: names, numbers, a missing corpus."""
     tasks.check_name(plan.task)
     for arm in plan.arms:
-        optimizers.resolve(arm.optimizer)
+        optimizers.find(arm.optimizer)
     config = plan.config(plan.arms[0], plan.seeds[0], plan.arms[0].lr or plan.arms[0].grid[0])
     if config.task in corpora.CORPORA:
         corpora.load(config.task, data_dir)  # fetched once here, found by every worker

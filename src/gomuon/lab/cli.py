@@ -1,10 +1,11 @@
-"""The commands: race, reproduce, report and data."""
+"""The commands: race, tune, reproduce, report, data and methods."""
 
 from __future__ import annotations
 
 import importlib
 import shlex
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -12,37 +13,43 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from gomuon.lab import campaign, corpora, experiments, machine, racing, summary, timing
+from gomuon.lab import (
+    campaign,
+    corpora,
+    experiments,
+    machine,
+    methods_markdown,
+    methods_table,
+    racing,
+    summary,
+    timing,
+    tuning,
+    tuning_summary,
+)
 from gomuon.lab.display import open_display
 from gomuon.lab.errors import LabError
+from gomuon.lab.flags import OPEN, Folder, Number, Shape, Switch, Whole, Words
 from gomuon.lab.plans import Plan, adapt
+from gomuon.lab.runs import Run
+from gomuon.lab.selection import EXPERIMENT, picks_of, read_selection, write_selection
 from gomuon.lab.workers import Crashed, Interrupted
 
 app = tyro.extras.SubcommandApp()
+Conclusion = Callable[[Plan, Sequence[Run], Console], None]
 
-# Options left open: their help says what then happens, which "default: None" would not.
-_OPEN = tyro.conf.arg(help_behavior_hint="")
-Whole = Annotated[int | None, _OPEN]
-Number = Annotated[float | None, _OPEN]
-Folder = Annotated[Path | None, _OPEN]
-Switch = Annotated[bool, _OPEN]
+SHAPE = Shape()
 
 
 @app.command
 def race(
-    task: str = "grokking",
-    optimizers: str = "go-muon,muon,adamw",
-    lr: Annotated[str, _OPEN] = "",
-    seeds: str = "0",
+    task: Words = "",
+    optimizers: Words = "",
+    lr: Words = "",
+    selection: Folder = None,
+    seeds: Words = "",
     steps: Whole = None,
     adamw_lr: Number = None,
-    width: Whole = None,
-    layers: Whole = None,
-    heads: Whole = None,
-    hidden: Whole = None,
-    modulus: Whole = None,
-    length: Whole = None,
-    batch: Whole = None,
+    shape: tyro.conf.OmitArgPrefixes[Shape] = SHAPE,
     jobs: Whole = None,
     threads: Whole = None,
     data_dir: Folder = None,
@@ -54,50 +61,115 @@ def race(
     minutes on two cores and downloads nothing. Stopped at any moment, the same command continues.
 
     Args:
-        task: What to learn: grokking (modular addition), ptb or shakespeare (characters).
-        optimizers: Names separated by commas; the first is compared with each of the others.
+        task: What to learn: grokking (modular addition, the default), ptb or shakespeare.
+        optimizers: Names separated by commas, by default go-muon,muon,adamw; the first is
+            compared with each of the others. All names: gomuon methods.
         lr: Peak matrix rates, such as go-muon=.08,muon=.16; the others keep their defaults.
-        seeds: Such as 0,1,2 or 0-2; every seed pairs all optimizers.
+        selection: The selection.json of a gomuon tune: task, optimizers, model, rates and momenta
+            are the sweep's unless given here.
+        seeds: Such as 0,1,2 or 0-2; every seed pairs all optimizers. By default 0, with a
+            selection the first seed it was not made on.
         steps: Updates per run; by default the task's own number.
         adamw_lr: Peak rate of embeddings, norms and vectors; 1e-2 for grokking, else 3e-3.
-        width: Width of the transformer; 64 for grokking, else 128.
-        layers: Number of its layers; 3.
-        heads: Attention heads per layer; 4.
-        hidden: Width of its SwiGLU; 192 for grokking, else 384.
-        modulus: The p of modular addition; 59.
-        length: Characters per window; 128.
-        batch: Windows per update; 16.
         jobs: Runs side by side; by default one per core.
         threads: Threads per run; by default the cores shared out among the jobs.
         data_dir: Folder with the corpora; by default GOMUON_DATA, then the cache, then download.
-        out: Folder of the campaign; by default runs/race-TASK.
+        out: Folder of the campaign; by default runs/race-TASK (runs/race-TASK-tuned).
     """
+    picked = None if selection is None else read_selection(selection)
+    if picked is not None:
+        task, optimizers = task or picked.task, optimizers or ",".join(picked.picked)
+    task = task or "grokking"
     plan = racing.race_plan(
         task,
-        optimizers,
+        optimizers or racing.OPTIMIZERS,
         rates=lr,
         seeds=seeds,
         steps=steps,
         adamw_lr=adamw_lr,
-        width=width,
-        layers=layers,
-        heads=heads,
-        hidden=hidden,
-        modulus=modulus,
-        length=length,
-        batch=batch,
+        selection=picked,
+        **shape.as_dict(),
     )
-    folder = out or Path("runs") / f"race-{task}"
+    folder = out or Path("runs") / f"race-{task}{'' if picked is None else '-tuned'}"
     jobs, threads = share(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
     carry_out(adapt(plan, threads=threads), folder, jobs, data_dir)
+
+
+@app.command
+def tune(
+    task: str = "grokking",
+    optimizers: str = "go-muon,muon,adamw",
+    grid: Whole = None,
+    ratio: float = tuning.RATIO,
+    rates: Words = "",
+    momenta: Words = "",
+    seeds: str = "0",
+    steps: Whole = None,
+    adamw_lr: Number = None,
+    shape: tyro.conf.OmitArgPrefixes[Shape] = SHAPE,
+    dry_run: Switch = False,
+    jobs: Whole = None,
+    threads: Whole = None,
+    data_dir: Folder = None,
+    out: Folder = None,
+) -> None:
+    """Sweep learning rates with the same budget for every method, and pick the best of each.
+
+    The plan is written down before anything runs; what it picks goes to selection.json, which
+    gomuon race --selection takes. Stopped at any moment, the same command continues.
+
+    Args:
+        task: What to learn: grokking (modular addition), ptb or shakespeare (characters).
+        optimizers: Names separated by commas; all of them: gomuon methods.
+        grid: Rates per method, around its default rate; 5, or as many as --rates gives.
+        ratio: From one rate of a grid to the next.
+        rates: Rates of your own, such as go-muon=.02/.04/.08,muon=.01/.02/.04; as many for each.
+        momenta: Tried with every rate of the methods that have a momentum, such as .8,.95; this
+            multiplies their budget, and says so.
+        seeds: Such as 0,1,2 or 0-2; the statistic is averaged over them.
+        steps: Updates per run, also the length of the schedule; by default the task's own number.
+        adamw_lr: Peak rate of embeddings, norms and vectors; 1e-2 for grokking, else 3e-3.
+        dry_run: Print the plan and a time estimate from a few real updates; run nothing.
+        jobs: Runs side by side; by default one per core.
+        threads: Threads per run; by default the cores shared out among the jobs.
+        data_dir: Folder with the corpora; by default GOMUON_DATA, then the cache, then download.
+        out: Folder of the campaign; by default runs/tune-TASK.
+    """
+    plan = tuning.tune_plan(
+        task,
+        optimizers,
+        grid=grid,
+        ratio=ratio,
+        rates=rates,
+        momenta=momenta,
+        seeds=seeds,
+        steps=steps,
+        adamw_lr=adamw_lr,
+        **shape.as_dict(),
+    )
+    folder = out or Path("runs") / f"tune-{task}"
+    parallel, each = share(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
+    plan = adapt(plan, threads=each)
+    if dry_run:
+        campaign.check(plan, data_dir)
+        summary.print_plan(plan, timing.estimate(plan, parallel, data_dir), parallel, Console())
+        return
+
+    def conclude(plan: Plan, runs: Sequence[Run], console: Console) -> None:
+        picks = picks_of(plan, runs)
+        path = write_selection(folder, plan, picks)
+        tuning_summary.print_picks(plan, picks, path, console)
+
+    carry_out(plan, folder, parallel, data_dir, conclude)
 
 
 @app.command
 def reproduce(
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
     /,
-    seeds: Annotated[str | None, _OPEN] = None,
+    seeds: Annotated[str | None, OPEN] = None,
     steps: Whole = None,
+    selection: Folder = None,
     quick: Switch = False,
     dry_run: Switch = False,
     jobs: Whole = None,
@@ -114,18 +186,24 @@ def reproduce(
         name: ptb, shakespeare, grokking, mapback, lazy, or all of them.
         seeds: Instead of the declared ones, such as 0,1 or 17402-17404.
         steps: Updates per run; fewer than declared labels every result as quick.
+        selection: The selection.json of a gomuon tune, whose rates and momenta replace the
+            declared ones.
         quick: A version of a few minutes, labelled as such everywhere.
         dry_run: Print the plan and a time estimate from a few real updates; run nothing.
         jobs: Runs side by side; by default one per core.
         threads: Threads per run; by default the cores shared out among the jobs.
         data_dir: Folder with the corpora; by default GOMUON_DATA, then the cache, then download.
-        out: Folder of the campaign; by default runs/NAME (runs/NAME-quick).
+        out: Folder of the campaign; by default runs/NAME (runs/NAME-tuned-quick).
     """
     plans = list(experiments.EXPERIMENTS.values()) if name == "all" else [experiments.find(name)]
+    if selection is not None:
+        picked = read_selection(selection)
+        plans = [experiments.with_selection(plan, picked) for plan in plans]
     chosen = None if seeds is None else racing.parse_seeds(seeds)
     for declared in plans:
         plan = adapt(declared, quick=quick, seeds=chosen, steps=steps)
-        suffix = "-quick" if plan.label == "quick" else ""
+        suffix = "" if selection is None else "-tuned"
+        suffix += "-quick" if plan.label == "quick" else ""
         folder = Path("runs") / f"{plan.experiment}{suffix}" if out is None else out
         if out is not None and name == "all":
             folder = out / plan.experiment
@@ -190,6 +268,26 @@ def data(
         raise trouble
 
 
+@app.command
+def methods(
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]"), OPEN] = "",
+    /,
+    markdown: Switch = False,
+) -> None:
+    """Show the methods side by side: geometry, update, amortisation, rate and origin of each.
+
+    Args:
+        name: One of them, with its formula, all its defaults and its description.
+        markdown: Print docs/methods.md, which holds all of this.
+    """
+    if markdown:
+        sys.stdout.write(methods_markdown.markdown())
+    elif name:
+        methods_table.print_method(name, Console())
+    else:
+        methods_table.print_table(Console())
+
+
 def share(runs: int, jobs: int | None, threads: int | None, folder: Path) -> tuple[int, int]:
     """How many runs at a time and how many threads each.
 
@@ -203,13 +301,21 @@ def share(runs: int, jobs: int | None, threads: int | None, folder: Path) -> tup
     return parallel, each
 
 
-def carry_out(plan: Plan, folder: Path, jobs: int, data_dir: Path | None) -> None:
+def carry_out(
+    plan: Plan,
+    folder: Path,
+    jobs: int,
+    data_dir: Path | None,
+    conclude: Conclusion = summary.print_summary,
+) -> None:
     """Run a plan with its display, print its table, write its report."""
     console = Console()
     console.print(plan.title, style="bold", markup=False, highlight=False)
+    if plan.experiment == EXPERIMENT:
+        console.print(f"Rule: {plan.rule}", markup=False, highlight=False)
     with open_display(plan, console) as display:
         runs = campaign.run_campaign(plan, folder, jobs=jobs, watcher=display, data_dir=data_dir)
-    summary.print_summary(plan, runs, console)
+    conclude(plan, runs, console)
     write_report(folder)
     console.print(
         f"report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 from gomuon.lab import paper_figures
-from gomuon.lab.errors import unknown_name
+from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.plans import Arm, Plan, Quick
+from gomuon.lab.selection import Selection
 from gomuon.lab.statistics import PAPER_WINDOWS
 
 TRAJECTORY = "geometric mean of the three window means of pre-update training loss; lower is better"
@@ -145,3 +148,49 @@ def find(name: str) -> Plan:
     if name not in EXPERIMENTS:
         raise unknown_name("experiment", name, [*EXPERIMENTS, "all"])
     return EXPERIMENTS[name]
+
+
+def with_selection(plan: Plan, selection: Selection) -> Plan:
+    """The plan at the rates and momenta a sweep picked, instead of those declared.
+
+    Arms that differed only in their rate become one; what the sweep did not try stays as it is.
+
+    Raises:
+        LabError: the sweep was of another task, or of none of the plan's optimizers.
+    """
+    selection.require_task(plan.task)
+    swept = [arm for arm in plan.arms if arm.optimizer in selection.picked]
+    if not swept:
+        raise LabError(
+            f"the selection has no rate for {plan.experiment}, which compares "
+            f"{', '.join(dict.fromkeys(arm.optimizer for arm in plan.arms))}"
+        )
+    new = {arm.name: _at_selected(arm, selection) if arm in swept else arm for arm in plan.arms}
+    arms = tuple({arm.name: arm for arm in new.values()}.values())
+    comparisons = ((new[a].name, new[b].name) for a, b in plan.comparisons)
+    paper = plan.paper
+    if paper is not None:
+        # Beside an arm stands what the paper compared, at the paper's own rate.
+        compared = {name for pair in plan.comparisons for name in pair}
+        printed = {new[name].name: row for name, row in paper.grokking.items() if name in compared}
+        note = "the rates here were tuned; the paper's figures are at the paper's rates"
+        paper = dataclasses.replace(paper, grokking=printed, notes=(*paper.notes, note))
+    methods = ", ".join(dict.fromkeys(arm.optimizer for arm in swept))
+    return dataclasses.replace(
+        plan,
+        arms=arms,
+        comparisons=tuple(dict.fromkeys(comparisons)),
+        rule=f"settings of {methods} {selection.words}, instead of the declared; {PAIRED}",
+        tuning_seed=plan.tuning_seed if any(arm.grid for arm in arms) else None,
+        paper=paper,
+    )
+
+
+def _at_selected(arm: Arm, selection: Selection) -> Arm:
+    rate, _ = selection.picked[arm.optimizer]
+    name, title = arm.name, arm.title
+    if arm.lr is not None and name.endswith(f"-{arm.lr:g}"):
+        name, title = name.removesuffix(f"-{arm.lr:g}"), title.removesuffix(f" {arm.lr:g}")
+        title = f"{title} {rate:g}"
+    options = {**arm.options, **selection.options(arm.optimizer)}
+    return dataclasses.replace(arm, name=name, title=title, lr=rate, grid=(), options=options)

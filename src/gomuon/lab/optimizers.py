@@ -1,8 +1,10 @@
-"""Optimizers by name: how each is built for a model, and the rate it starts from in a race."""
+"""Optimizers by name: the recipes and a few variants, how each is built, its rate in a race."""
 
 from __future__ import annotations
 
-import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
@@ -10,79 +12,98 @@ from torch import nn
 
 import gomuon
 from gomuon.lab.errors import LabError, unknown_name
+from gomuon.lab.models import Attention
+from gomuon.layers import LayerSpec
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.recipes import RECIPES, Recipe
+from gomuon.telemetry import Alignment as Counts
 
 ADAMW = "adamw"
-
-# Names on the command line and the class of gomuon behind each, looked up when it is used.
-CLASSES = {
-    "go-muon": "GoMuon",
-    "muon": "Muon",
-    "muon-qk": "MuonQK",
-    "halfspace": "Halfspace",
-    "kfac": "KFAC",
-    "kfac-muon": "KFACMuon",
-    "shampoo": "Shampoo",
-    "soap": "SOAP",
-    "mousse": "Mousse",
-    "fismo": "FISMO",
-    "newton-muon": "NewtonMuon",
-    "muon-plus": "MuonPlus",
-    "muon-eq": "MuonEq",
-    "muon-squared": "MuonSquared",
-    "malt": "MALT",
-    "scion": "Scion",
-}
-
-# Peak matrix rates the paper and its reproduction settled on; others start from their defaults.
-RATES: dict[str, dict[str, float]] = {
-    "ptb": {"go-muon": 0.08, "muon": 0.02, "muon-qk": 0.018, "halfspace": 0.08, ADAMW: 3e-3},
-    "shakespeare": {
-        "go-muon": 0.08,
-        "muon": 0.02,
-        "muon-qk": 0.018,
-        "halfspace": 0.08,
-        ADAMW: 3e-3,
-    },
-    "grokking": {"go-muon": 0.08, "muon": 0.16, ADAMW: 1e-2},
-}
-
 ADAMW_BETAS = (0.9, 0.95)
+ADAMW_RATE = 3e-3
+
+# Peak matrix rates of tasks that want others than the recipes' own.
+RATES: dict[str, dict[str, float]] = {"grokking": {"muon": 0.16, ADAMW: 1e-2}}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A name on the command line.
+
+    Attributes:
+        recipe: the class of gomuon behind it.
+        title: what tables and pictures call it.
+        options: settings that set a variant apart from its recipe.
+        per_head: {pattern of parameters: the side, "rows" or "columns", its heads lie along}.
+        base: the name whose rates it starts from; "" for a recipe itself.
+    """
+
+    recipe: Recipe
+    title: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    per_head: Mapping[str, str] = field(default_factory=dict)
+    base: str = ""
+
+
+def kebab(name: str) -> str:
+    """The command line's spelling of a class: KFACMuon is kfac-muon, MuonQK is muon-qk."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
+
+
+TITLES = {"GoMuon": "Go-MUON"}
+VARIANTS: dict[str, Entry] = {
+    "go-muon-input": Entry(
+        RECIPES["GoMuon"], "Go-MUON input only", options={"alpha": (0.0, 0.25)}, base="go-muon"
+    ),
+    "muon-heads": Entry(
+        RECIPES["Muon"],
+        "Muon per head",
+        per_head={"*.attention.[qkv].weight": "rows", "*.attention.o.weight": "columns"},
+        base="muon",
+    ),
+}
+ENTRIES: dict[str, Entry] = {
+    **{kebab(name): Entry(recipe, TITLES.get(name, name)) for name, recipe in RECIPES.items()},
+    **VARIANTS,
+}
 
 
 def names() -> list[str]:
-    """Every name this version of gomuon can build."""
-    return [ADAMW, *(name for name, attribute in CLASSES.items() if hasattr(gomuon, attribute))]
+    """Every name that can be raced."""
+    return [ADAMW, *ENTRIES]
 
 
-def resolve(name: str) -> type[torch.optim.Optimizer]:
-    """The class behind a name.
+def find(name: str) -> Entry | None:
+    """What stands behind a name; None for torch's AdamW.
 
     Raises:
-        LabError: the name is unknown, or known but not part of this version of gomuon.
+        LabError: the name is unknown; the nearest is suggested.
     """
     if name == ADAMW:
-        return torch.optim.AdamW
-    if name not in CLASSES:
-        raise unknown_name("optimizer", name, [ADAMW, *CLASSES])
-    found = getattr(gomuon, CLASSES[name], None)
-    if found is None:
-        raise LabError(
-            f"optimizer {name!r} needs gomuon.{CLASSES[name]}, which gomuon "
-            f"{gomuon.__version__} does not have; it has {', '.join(names())}"
-        )
-    kind: type[torch.optim.Optimizer] = found
-    return kind
+        return None
+    if name not in ENTRIES:
+        raise unknown_name("optimizer", name, names())
+    return ENTRIES[name]
+
+
+def title(name: str) -> str:
+    """What tables and pictures call it."""
+    entry = find(name)
+    return "AdamW" if entry is None else entry.title
+
+
+def has_momentum(name: str) -> bool:
+    entry = find(name)
+    return entry is not None and "momentum" in entry.recipe.defaults
 
 
 def default_rate(name: str, task: str) -> float:
     """The peak matrix rate of a race in which none was given."""
-    kind = resolve(name)
-    if name in RATES.get(task, {}):
-        return RATES[task][name]
-    recipe = getattr(kind, "recipe", None)
-    rate = None if recipe is None else recipe.defaults.get("lr")
-    if not isinstance(rate, float):
-        raise LabError(f"optimizer {name!r} has no default rate; give one with --lr {name}=…")
+    entry = find(name)
+    rates = RATES.get(task, {})
+    if entry is None:
+        return rates.get(ADAMW, ADAMW_RATE)
+    rate: float = rates.get(entry.base or name, entry.recipe.defaults["lr"])
     return rate
 
 
@@ -98,33 +119,40 @@ def build(
         adamw_lr: peak rate of everything else.
         options: further keywords of the optimizer, such as ``refresh_every``.
     """
-    kind: Any = resolve(name)
+    entry = find(name)
     try:
-        if name == ADAMW:
+        if entry is None:
             return torch.optim.AdamW(
                 model.parameters(), lr=lr, **{"betas": ADAMW_BETAS, "weight_decay": 0.0, **options}
             )
+        kind: type[MatrixOptimizer] = getattr(gomuon, entry.recipe.name)
+        settings = {**entry.options, **options}
+        if entry.per_head:
+            settings["specs"] = head_specs(entry.per_head, model)
         adamw = {"lr": adamw_lr, "betas": ADAMW_BETAS, "weight_decay": 0.0}
-        optimizer: torch.optim.Optimizer = kind(model, lr=lr, adamw=adamw, **options)
+        return kind(model, lr=lr, adamw=adamw, **settings)
     except (TypeError, ValueError) as error:
         raise LabError(f"optimizer {name!r} refuses its settings: {error}") from error
-    return optimizer
+
+
+def head_specs(per_head: Mapping[str, str], model: nn.Module) -> dict[str, LayerSpec]:
+    """The cuts along heads, for as many heads as the model's attention has."""
+    heads = next((part.heads for part in model.modules() if isinstance(part, Attention)), None)
+    if heads is None:
+        raise ValueError("the model has no attention whose heads could be told apart")
+    cuts = {"rows": LayerSpec(rows=heads), "columns": LayerSpec(columns=heads)}
+    return {pattern: cuts[side] for pattern, side in per_head.items()}
 
 
 class Alignment(Protocol):
     """Counts of steps that opposed their momentum source or their gradient."""
 
-    negative_source: int
-    negative_gradient: int
+    @property
+    def negative_source(self) -> int: ...
+    @property
+    def negative_gradient(self) -> int: ...
 
 
 def watch_alignment(optimizer: torch.optim.Optimizer) -> Alignment | None:
     """The running counts of an optimizer of gomuon; None where nothing is counted."""
-    try:
-        telemetry = importlib.import_module("gomuon.telemetry")
-    except ModuleNotFoundError:
-        return None
-    if type(optimizer).__module__.split(".")[0] != "gomuon" or not hasattr(telemetry, "Alignment"):
-        return None
-    counts: Alignment = telemetry.Alignment(optimizer)
-    return counts
+    return Counts(optimizer) if isinstance(optimizer, MatrixOptimizer) else None

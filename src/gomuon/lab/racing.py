@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from gomuon.lab import optimizers, tasks
+from gomuon.lab import wording as w
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import TRAJECTORY
 from gomuon.lab.plans import Arm, Plan, Quick
+from gomuon.lab.selection import Selection
 from gomuon.lab.statistics import windows_for
 
-TITLES = {"go-muon": "Go-MUON", "muon": "Muon", "adamw": "AdamW"}
+OPTIMIZERS = "go-muon,muon,adamw"
 GROKKING = "first of five consecutive held-out evaluations of at least 99 %"
 
 
@@ -20,10 +23,10 @@ def race_plan(
     names: str,
     *,
     rates: str = "",
-    seeds: str = "0",
+    seeds: str = "",
     steps: int | None = None,
     adamw_lr: float | None = None,
-    threads: int = 1,
+    selection: Selection | None = None,
     **shape: int | None,
 ) -> Plan:
     """The plan of a race.
@@ -32,46 +35,85 @@ def race_plan(
         task: a name of ``lab.tasks``.
         names: optimizers, separated by commas; the first is compared with each of the others.
         rates: ``name=rate`` pairs, separated by commas; the rest take the task's defaults.
-        seeds: see ``parse_seeds``.
+        seeds: see ``parse_seeds``; by default 0, or the first one the selection was not made on.
         steps: updates per run; None for the task's default, as for everything below.
         adamw_lr: peak rate of everything that is not a matrix.
-        threads: torch's threads per run.
+        selection: what a sweep picked: rates, momenta and the model they were picked for.
         shape: RunConfig's width, layers, heads, hidden, modulus, length and batch.
     """
-    settings = {**tasks.DEFAULTS[tasks.check_name(task)]}
-    settings.update({name: value for name, value in shape.items() if value is not None})
-    if adamw_lr is not None:
-        settings["adamw_lr"] = adamw_lr
-    total = settings.pop("steps") if steps is None else steps
-    settings.pop("steps", None)
-    if total < 1:
-        raise LabError(f"--steps must be at least 1, not {total}")
-    wanted = [name.strip() for name in names.split(",") if name.strip()]
-    if not wanted:
-        raise LabError("--optimizers is empty; give names such as go-muon,muon,adamw")
-    if len(set(wanted)) != len(wanted):
-        raise LabError(f"--optimizers names one twice: {names}")
+    settings, total = task_settings(task, steps, adamw_lr, shape, selection)
+    wanted = parse_names(names)
     given = parse_rates(rates, wanted)
+    picked = {} if selection is None else selection.picked
     arms = []
     for name in wanted:
-        rate = given[name] if name in given else optimizers.default_rate(name, task)
-        arms.append(Arm(name, f"{TITLES.get(name, name)} {rate:g}", name, rate))
+        rate, momentum = picked.get(name, (optimizers.default_rate(name, task), None))
+        rate = given.get(name, rate)
+        options = selection.options(name) if selection is not None and name in picked else {}
+        arms.append(Arm(name, arm_title(name, rate, momentum), name, rate, options=options))
+    rule = "rates as given; nothing is selected"
+    if selection is not None:
+        seeds = seeds or str(max(selection.seeds) + 1)
+        taken = [name for name in wanted if name in picked and name not in given]
+        if not taken:
+            raise LabError(
+                f"the selection has no rate for {names}; it has {', '.join(selection.picked)}"
+            )
+        rule = f"settings of {w.listing(taken)} {selection.words}; others as given"
     grokking = task == "grokking"
     return Plan(
         experiment="race",
-        title=f"Race on {task}: {', '.join(TITLES.get(name, name) for name in wanted)}",
+        title=f"Race on {task}: {', '.join(map(optimizers.title, wanted))}",
         task=task,
         arms=tuple(arms),
-        seeds=parse_seeds(seeds),
+        seeds=parse_seeds(seeds or "0"),
         steps=total,
         windows=() if grokking else windows_for(total),
         statistic=GROKKING if grokking else TRAJECTORY,
-        rule="rates as given; nothing is selected",
+        rule=rule,
         comparisons=tuple((other, wanted[0]) for other in wanted[1:]),
         settings=settings,
         quick=Quick(steps=total, seeds=1),
-        threads=threads,
     )
+
+
+def task_settings(
+    task: str,
+    steps: int | None,
+    adamw_lr: float | None,
+    shape: Mapping[str, int | None],
+    selection: Selection | None = None,
+) -> tuple[dict[str, Any], int]:
+    """RunConfig fields that all arms share, and the updates per run."""
+    settings = {**tasks.DEFAULTS[tasks.check_name(task)]}
+    if selection is not None:
+        selection.require_task(task)
+        settings.update(selection.settings)
+    settings.update({name: value for name, value in shape.items() if value is not None})
+    if adamw_lr is not None:
+        settings["adamw_lr"] = adamw_lr
+    own = settings.pop("steps")
+    total = own if steps is None else steps
+    if total < 1:
+        raise LabError(f"--steps must be at least 1, not {total}")
+    return settings, total
+
+
+def parse_names(text: str) -> list[str]:
+    """Optimizers separated by commas, each once; unknown ones are refused."""
+    wanted = [name.strip() for name in text.split(",") if name.strip()]
+    if not wanted:
+        raise LabError(f"--optimizers is empty; give names such as {OPTIMIZERS}")
+    if len(set(wanted)) != len(wanted):
+        raise LabError(f"--optimizers names one twice: {text}")
+    for name in wanted:
+        optimizers.find(name)
+    return wanted
+
+
+def arm_title(name: str, rate: float, momentum: float | None) -> str:
+    """Such as "Muon 0.02", or "Muon 0.02 β=0.95" where the momentum is not the default."""
+    return f"{optimizers.title(name)} {rate:g}" + ("" if momentum is None else f" β={momentum:g}")
 
 
 def parse_rates(text: str, wanted: list[str]) -> dict[str, float]:
@@ -81,11 +123,11 @@ def parse_rates(text: str, wanted: list[str]) -> dict[str, float]:
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in wanted:
             raise LabError(f"--lr names {name!r}, which is not among {', '.join(wanted)}")
-        rates[name] = _number(value, f"--lr {part}")
+        rates[name] = parse_rate(value, f"--lr {part}")
     return rates
 
 
-def _number(text: str, where: str) -> float:
+def parse_rate(text: str, where: str) -> float:
     try:
         value = float(text)
     except ValueError:
@@ -109,9 +151,3 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     if len(set(seeds)) != len(seeds):
         raise LabError(f"--seeds names one twice: {text}")
     return tuple(seeds)
-
-
-def shape_flags(values: dict[str, Any]) -> dict[str, int | None]:
-    """The model flags among a command's arguments."""
-    names = ("width", "layers", "heads", "hidden", "modulus", "length", "batch")
-    return {name: values[name] for name in names}

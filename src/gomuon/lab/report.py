@@ -5,10 +5,11 @@ Both say the same, because both are rendered from one document; nothing is drawn
 
 from __future__ import annotations
 
+import dataclasses
 from functools import partial
 from pathlib import Path
 
-from gomuon.lab import report_details, report_grokking, report_language
+from gomuon.lab import report_details, report_grokking, report_language, report_tuning
 from gomuon.lab import wording as w
 from gomuon.lab.document import Document, Note, Section, Standing
 from gomuon.lab.gather import Campaign, gather
@@ -16,6 +17,7 @@ from gomuon.lab.grokking import analyse as analyse_grokking
 from gomuon.lab.language import analyse as analyse_language
 from gomuon.lab.markdown import render_markdown
 from gomuon.lab.page import render_page
+from gomuon.lab.selection import EXPERIMENT
 from gomuon.lab.storage import write_atomically
 
 MARKDOWN, PAGE = "report.md", "report.html"
@@ -51,6 +53,13 @@ def build_document(campaign: Campaign) -> Document:
 
 
 def _findings(campaign: Campaign) -> tuple[str, str, tuple[Standing, ...], list[Section]]:
+    if campaign.experiment == EXPERIMENT:
+        picks = report_tuning.picks_of(campaign)
+        race = dataclasses.replace(report_tuning.field(campaign, picks), experiment="race")
+        headline, evidence, standings, sections = _findings(race)
+        if len(standings) > 1:
+            evidence = f"{evidence} {report_tuning.caution(campaign)}".strip()
+        return headline, evidence, standings, [report_tuning.section(campaign, picks), *sections]
     if campaign.task == "grokking":
         grok = analyse_grokking(campaign)
         return (

@@ -1,0 +1,41 @@
+"""Flags that several commands share."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+# Options left open: their help says what then happens, which "default: None" would not.
+OPEN = tyro.conf.arg(help_behavior_hint="")
+Whole = Annotated[int | None, OPEN]
+Number = Annotated[float | None, OPEN]
+Folder = Annotated[Path | None, OPEN]
+Switch = Annotated[bool, OPEN]
+Words = Annotated[str, OPEN]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The model and its data; what is left open is the task's own."""
+
+    width: Whole = None
+    """Width of the transformer; 64 for grokking, else 128."""
+    layers: Whole = None
+    """Number of its layers; 3."""
+    heads: Whole = None
+    """Attention heads per layer; 4."""
+    hidden: Whole = None
+    """Width of its SwiGLU; 192 for grokking, else 384."""
+    modulus: Whole = None
+    """The p of modular addition; 59."""
+    length: Whole = None
+    """Characters per window; 128."""
+    batch: Whole = None
+    """Windows per update; 16."""
+
+    def as_dict(self) -> dict[str, int | None]:
+        return dataclasses.asdict(self)
