@@ -235,6 +235,18 @@ def test_backward_inside_autocast_keeps_float32_moments() -> None:
     torch.testing.assert_close(A, x.T @ x, rtol=1e-5, atol=1e-4)
 
 
+def test_a_model_converted_later_is_captured_in_its_new_precision() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    capture = watch(model)
+    model.double()
+    x = torch.randn(9, 4, dtype=torch.float64)
+    model(x).sum().backward()
+    A = seen(capture, model)[0]
+    assert A.dtype == torch.float64
+    torch.testing.assert_close(A, x.T @ x, rtol=1e-14, atol=0)
+
+
 def test_reuse_steps_equal_a_model_without_hooks() -> None:
     """The same graph and the same peak memory over forward and backward."""
 

@@ -7,7 +7,7 @@ the loss reaches. Nothing here knows of factors, shrinkage or optimizers.
 """
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,9 @@ class Moment:
     total: Tensor
     count: Tensor
     uses: Tensor
+
+
+Term = tuple[Moment | None, float]
 
 
 @dataclass(frozen=True)
@@ -149,16 +152,16 @@ class Window:
         self._readings.append(reading)
         return reading
 
-    def inputs_of(self, hooks: Sequence["LayerHook"], cache: dict[Any, Moment]) -> Moment | None:
-        """The moment of all inputs these hooks read; one object for equal sums."""
-        terms = [(hook.inputs.moment, 1.0) for hook in hooks]
+    def shares(self) -> dict["LayerHook", list[Term]]:
+        """Of every finished reading its moment, and how often each hook's sum contains it."""
+        shares: dict[LayerHook, list[Term]] = {}
         for reading in self._readings:
-            if reading.filled:
-                times = sum(reading.times.get(hook, 0.0) for hook in hooks)
+            if reading.filled and (times := reading.times):
                 count = _gradient(reading.counts[reading.leader])
                 whole = Moment(_gradient(reading.total), count, count)
-                terms += [(whole, times)] if times else []
-        return _add(terms, cache)
+                for hook, often in times.items():
+                    shares.setdefault(hook, []).append((whole, often))
+        return shares
 
     def fold(self, reading: Reading) -> None:
         """Merge a finished reading into an older one of the same readers, to bound memory."""
@@ -191,15 +194,18 @@ class LayerHook:
         self.wants_inputs = inputs
         self.wants_gradients = gradients
         self.reader = watched.reader
-        self.dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
         self.shapes = (watched.inputs, watched.gradients)
         self.substitute: Moment | None = None
         self._led: Reading | None = None
-        self.place(weight.device)
+        self.place(weight)
 
-    def place(self, device: torch.device) -> None:
+    def place(self, weight: Tensor) -> None:
         """Make this layer's own probes; `inputs` serves where readings cannot be shared."""
-        self.inputs, self.gradients = (Probe(shape, self.dtype, device) for shape in self.shapes)
+        self.kind = (weight.dtype, weight.device)
+        self.dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        self.inputs, self.gradients = (
+            Probe(shape, self.dtype, weight.device) for shape in self.shapes
+        )
 
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
@@ -208,10 +214,11 @@ class LayerHook:
             return None
         if not (module.training and torch.is_grad_enabled() and output.requires_grad):
             return None  # an evaluation pass, or a frozen branch
-        if not module.weight.requires_grad:
+        weight: Tensor = module.weight  # type: ignore[assignment]
+        if not weight.requires_grad:
             return None
-        if self.gradients.count.device != output.device:
-            self.place(output.device)  # the model was moved
+        if self.kind != (weight.dtype, weight.device):
+            self.place(weight)  # the model was moved or converted
         x: Tensor = args[0] if args else kwargs["input"]
         total, count = self._input_probes(x) if self.wants_inputs else (None, None)
         tapped: Tensor = Tap.apply(
@@ -309,7 +316,7 @@ def _gradient(probe: Tensor) -> Tensor:
     return probe.grad
 
 
-def _add(terms: Iterable[tuple[Moment | None, float]], cache: dict[Any, Moment]) -> Moment | None:
+def _add(terms: Iterable[Term], cache: dict[Any, Moment]) -> Moment | None:
     """Σ times·moment; the same object for the same sum."""
     present = [(moment, times) for moment, times in terms if moment is not None]
     if not present:
@@ -350,10 +357,17 @@ class Capture:
 
     def collect(self) -> dict[Tensor, Statistics]:
         """Everything captured since the last `forget`, by parameter."""
-        inputs_cache: dict[Any, Moment] = {}
+        shares, sums = self.window.shares(), dict[Any, Moment]()
         return {
             parameter: Statistics(
-                self.window.inputs_of(hooks, inputs_cache),
+                _add(
+                    (
+                        term
+                        for hook in hooks
+                        for term in ((hook.inputs.moment, 1.0), *shares.get(hook, ()))
+                    ),
+                    sums,
+                ),
                 _add(((hook.gradient_moment, 1.0) for hook in hooks), {}),
             )
             for parameter, hooks in self._hooks.items()
