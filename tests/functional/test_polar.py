@@ -1,0 +1,177 @@
+"""The support polar: each method, each shape, both precisions, and what it refuses."""
+
+import math
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given
+from torch import Tensor
+
+from gomuon.errors import DecompositionError
+from gomuon.functional import polar
+from gomuon.functional.polar import PolarMethod
+from tests.functional.matrices import (
+    condition,
+    distance,
+    inner,
+    matrices,
+    normal,
+    nuclear,
+    operator,
+    orthogonal,
+    random_source,
+    repeatable,
+    roundoff,
+    spectrum,
+)
+
+METHODS: tuple[PolarMethod, ...] = get_args(PolarMethod)
+DTYPES = (torch.float32, torch.float64)
+
+
+def of_condition(m: int, n: int, ratio: float, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """A full-rank matrix of the given condition number, and its polar by construction."""
+    source, k = random_source(seed), min(m, n)
+    U, V = orthogonal(m, source)[:, :k], orthogonal(n, source)[:, :k]
+    return (U * spectrum(k, ratio, source)) @ V.T, U @ V.T
+
+
+@repeatable
+@given(matrices())
+def test_svd_is_a_support_polar(X: Tensor) -> None:
+    # Every rank: feasible, and its pairing with X reaches the dual norm ‖X‖_*.
+    U = polar(X)
+    assert U.shape == X.shape
+    assert inner(X, U) == pytest.approx(nuclear(X), rel=roundoff())
+    assert operator(U) <= 1 + roundoff()
+
+
+@repeatable
+@given(matrices(min_rank=1))
+def test_svd_is_semi_orthogonal_at_every_rank(X: Tensor) -> None:
+    U = polar(X) if X.shape[0] <= X.shape[1] else polar(X).T
+    assert torch.allclose(U @ U.T, torch.eye(len(U), dtype=U.dtype), rtol=0, atol=roundoff())
+
+
+@repeatable
+@given(matrices(full_rank=True))
+def test_methods_agree_at_full_rank(X: Tensor) -> None:
+    # κ up to 1e8 keeps every singular value above the numerical rank's floor of about 1e-15.
+    assert torch.equal(polar(X, "auto"), polar(X))
+    assert distance(polar(X, "canonical"), polar(X)) <= roundoff()
+
+
+@pytest.mark.parametrize("shape", [(4, 7), (7, 4), (5, 5), (1, 6), (6, 1), (1, 1)])
+@pytest.mark.parametrize("method", METHODS)
+def test_polar_of_a_known_decomposition(shape: tuple[int, int], method: PolarMethod) -> None:
+    X, wanted = of_condition(*shape, ratio=1e3)
+    assert distance(polar(X, method), wanted) <= roundoff(condition(X))
+
+
+@pytest.mark.parametrize("method", ["canonical", "polar-express"])
+def test_canonical_is_zero_on_the_null_space(method: PolarMethod) -> None:
+    # Exact zeros around a full-rank block: rank 2 in a 4×5 matrix, with no rounding in it.
+    block, wanted = of_condition(2, 2, ratio=10.0)
+    X = torch.zeros(4, 5, dtype=torch.float64)
+    X[1:3, 2:4] = block
+    U = polar(X, method)
+    assert torch.allclose(U[1:3, 2:4], wanted, rtol=0, atol=1e-13)
+    U[1:3, 2:4] = 0
+    assert float(U.abs().max()) <= 1e-14
+    # The compact polar fills the same space instead.
+    assert float(polar(X).norm()) == pytest.approx(2.0)
+
+
+def test_canonical_of_rank_one_is_the_unit_outer_product() -> None:
+    column, row = torch.tensor([[1.0], [2.0], [2.0]]), torch.tensor([[3.0, 4.0]])
+    assert torch.allclose(polar(column @ row, "canonical"), column @ row / 15, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(2, 3), (3, 2), (1, 1)])
+def test_zero_gives_zero(shape: tuple[int, int], dtype: torch.dtype, method: PolarMethod) -> None:
+    assert torch.equal(polar(torch.zeros(shape, dtype=dtype), method), torch.zeros(shape))
+    batch = torch.zeros(3, *shape, dtype=dtype)
+    batch[1] = normal(*shape, random_source(0)).to(dtype)
+    U = polar(batch, method)
+    assert not U[0].any()
+    assert not U[2].any()
+    assert torch.allclose(U[1], polar(batch[1], method), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
+@pytest.mark.parametrize("shape", [(24, 16), (16, 24), (16, 16)])
+def test_polar_express_agrees_with_svd_at_condition_1e3(
+    shape: tuple[int, int], dtype: torch.dtype, tolerance: float
+) -> None:
+    for seed in range(10):
+        X = of_condition(*shape, ratio=1e3, seed=seed)[0].to(dtype)
+        assert distance(polar(X, "polar-express"), polar(X)) <= tolerance
+
+
+def test_seven_steps_of_polar_express_cover_the_interval_they_are_made_for() -> None:
+    for sigma in torch.logspace(-3, -0.1, 60).tolist():
+        X = torch.diag(torch.tensor([sigma, math.sqrt(1 - sigma**2)], dtype=torch.float64))
+        assert distance(polar(X, "polar-express", steps=7), torch.eye(2)) <= 2e-9
+
+
+def test_the_default_steps_of_polar_express_reach_condition_1e4() -> None:
+    X, wanted = of_condition(16, 16, ratio=1e4)
+    assert distance(polar(X, "polar-express"), wanted) <= roundoff(condition(X))
+    assert distance(polar(X, "polar-express", steps=9), wanted) > 1e-3
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(3, 5), (5, 3)])
+def test_a_batch_is_its_loop_and_keeps_the_dtype(
+    shape: tuple[int, int], dtype: torch.dtype, method: PolarMethod
+) -> None:
+    X = torch.stack([of_condition(*shape, ratio=10.0, seed=s)[0] for s in range(6)]).to(dtype)
+    X = X.view(2, 3, *shape)
+    U = polar(X, method)
+    assert (U.dtype, U.shape) == (dtype, X.shape)
+    atol = 100 * torch.finfo(dtype).eps
+    for i in range(2):
+        for j in range(3):
+            assert torch.allclose(U[i, j], polar(X[i, j], method), rtol=0, atol=atol)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_the_scale_does_not_matter(scale: float, method: PolarMethod) -> None:
+    X, wanted = of_condition(4, 3, ratio=10.0)
+    U = polar((X * scale).float(), method)
+    assert torch.allclose(U.double(), wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "X",
+    [
+        torch.ones(2, 2, dtype=torch.int64),
+        torch.ones(2, 2, dtype=torch.bfloat16),
+        torch.ones(2, 2, dtype=torch.complex64),
+        torch.ones(3),
+        torch.tensor(1.0),
+    ],
+    ids=["integer", "bfloat16", "complex", "vector", "scalar"],
+)
+def test_anything_but_a_floating_matrix_is_refused(X: Tensor) -> None:
+    with pytest.raises(ValueError, match="polar needs a float32 or float64"):
+        polar(X)
+
+
+def test_an_unknown_method_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match="'newton'"):
+        polar(torch.eye(2), "newton")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["svd", "canonical"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_non_finite_matrix_is_named_as_the_reason(value: float, method: PolarMethod) -> None:
+    X = torch.eye(3)
+    X[1, 1] = value
+    with pytest.raises(DecompositionError, match="NaN or infinity"):
+        polar(X, method)

@@ -1,0 +1,189 @@
+"""The paper's bounds and numbers, against direct computation."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from gomuon.functional import (
+    frobenius_graft,
+    inverse_root,
+    matched_direction,
+    theory,
+    weighted_norm,
+)
+from tests.functional.matrices import (
+    Factor,
+    Problem,
+    condition,
+    factors,
+    inner,
+    normal,
+    nuclear,
+    operator,
+    problems,
+    random_source,
+    repeatable,
+    roundoff,
+    seeds,
+)
+
+
+@repeatable
+@given(problems(min_rank=1))
+def test_both_bounds_of_the_conditioning_proposition(problem: Problem) -> None:
+    A, B = problem.A.power(1), problem.B.power(1)
+    left, right = inverse_root(B, problem.alpha), inverse_root(A, problem.alpha)
+    D = frobenius_graft(matched_direction(problem.M, left, right))
+    # The roots carry εκ(A) + εκ(B); the least singular value of D carries εK_AB^α.
+    conditions = problem.A.condition + problem.B.condition + problem.map_condition
+    slack = roundoff(conditions)
+    bound = float(theory.grafted_alignment_bound(A, B, problem.M, problem.alpha))
+    assert inner(problem.M, D) >= bound * (1 - slack)
+    # The compact polar leaves k nonzero singular values, so κ₊ is σ₁/σ_k at every rank of M.
+    assert condition(D) <= float(theory.grafted_condition_bound(A, B, problem.alpha)) * (1 + slack)
+
+
+@repeatable
+@given(problems(min_rank=1))
+def test_the_bounds_are_the_powers_of_K_AB(problem: Problem) -> None:
+    A, B = problem.A.power(1), problem.B.power(1)
+    slack = roundoff(problem.A.condition + problem.B.condition)
+    bound = float(theory.grafted_condition_bound(A, B, problem.alpha))
+    assert bound == pytest.approx(problem.factor_condition**problem.alpha, rel=slack)
+    alignment = float(theory.grafted_alignment_bound(A, B, problem.M, problem.alpha))
+    assert alignment == pytest.approx(nuclear(problem.M) / bound, rel=slack)
+    assert float(theory.condition_number(A)) == pytest.approx(problem.A.condition, rel=slack)
+
+
+def test_aligned_factors_attain_the_condition_bound() -> None:
+    A = torch.diag(torch.tensor([1.0, 16.0], dtype=torch.float64))
+    B = torch.diag(torch.tensor([1.0, 81.0], dtype=torch.float64))
+    D = matched_direction(
+        torch.eye(2, dtype=torch.float64), inverse_root(B, 1 / 4), inverse_root(A, 1 / 4)
+    )
+    assert condition(D) == pytest.approx(6, rel=1e-12)
+    assert float(theory.grafted_condition_bound(A, B, 1 / 4)) == pytest.approx(6, rel=1e-12)
+
+
+@repeatable
+@given(problems(min_rank=1), st.data())
+def test_a_cached_direction_keeps_its_share(problem: Problem, data: st.DataObject) -> None:
+    m, n = problem.M.shape
+    cached_left = data.draw(factors(m)).power(-problem.alpha)
+    cached_right = data.draw(factors(n)).power(-problem.alpha)
+    D = matched_direction(problem.M, cached_left, cached_right)
+    best = float(theory.oracle_value(problem.M, problem.left, problem.right))
+    shares = [
+        inner(problem.M, cached)
+        / (float(weighted_norm(cached, problem.left, problem.right)) * best)
+        for cached in (D, frobenius_graft(D), 1e3 * D)
+    ]
+    bound = float(
+        theory.cached_efficiency_bound(problem.left, problem.right, cached_left, cached_right)
+    )
+    # The value of the cached oracle and the current norm each pass through a pair of maps.
+    slack = roundoff(problem.map_condition, condition(cached_left), condition(cached_right))
+    assert bound * (1 - slack) <= shares[0] <= 1 + slack
+    assert shares[1:] == pytest.approx(shares[:1] * 2, rel=roundoff(problem.map_condition))
+
+
+@repeatable
+@given(problems(min_rank=1), st.floats(-3, 3), st.floats(-3, 3))
+def test_a_cache_off_by_scalars_keeps_everything(problem: Problem, a: float, b: float) -> None:
+    cached = 10**a * problem.left, 10**b * problem.right
+    bound = theory.cached_efficiency_bound(problem.left, problem.right, *cached)
+    assert float(bound) == pytest.approx(1, rel=roundoff(problem.map_condition))
+
+
+@repeatable
+@given(factors(4, exponent=2.0), factors(4, exponent=2.0), factors(3, exponent=2.0))
+def test_distortion_is_its_definition(P: Factor, cached: Factor, other: Factor) -> None:
+    fixed = other.power(1)
+    drift = condition(P.power(-1) @ cached.power(1))
+    slack = roundoff(P.condition * cached.condition)
+    for got in (
+        theory.cached_efficiency_bound(P.power(1), fixed, cached.power(1), fixed),
+        theory.cached_efficiency_bound(fixed, P.power(1), fixed, cached.power(1)),
+    ):
+        assert float(got) == pytest.approx(1 / drift, rel=slack)
+
+
+def distributions(seed: int, c: int) -> tuple[Tensor, Tensor]:
+    """Two laws over c labels, some sharp and some flat."""
+    logits = 3 * normal(2, c, random_source(seed))
+    q, p = logits.softmax(-1)
+    return q, p
+
+
+def label_moment(weights: Tensor, p: Tensor) -> Tensor:
+    """E_{y∼weights}[(p − e_y)(p − e_y)ᵀ], summed label by label."""
+    total = torch.zeros(len(p), len(p), dtype=torch.float64)
+    for y, weight in enumerate(weights):
+        delta = p.clone()
+        delta[y] -= 1
+        total += weight * torch.outer(delta, delta)
+    return total
+
+
+@repeatable
+@given(seeds, st.integers(1, 8))
+def test_the_factor_mismatch_is_the_difference_of_expectations(seed: int, c: int) -> None:
+    q, p = distributions(seed, c)
+    fisher, observed = label_moment(p, p), label_moment(q, p)
+    mismatch = theory.observed_label_mismatch(q, p)
+    assert torch.allclose(theory.softmax_fisher(p), fisher, rtol=0, atol=roundoff())
+    assert torch.allclose(mismatch, observed - fisher, rtol=0, atol=roundoff())
+    bound = float(theory.observed_label_mismatch_bound(q, p))
+    assert bound == pytest.approx(3 * math.dist(q.tolist(), p.tolist()), rel=roundoff())
+    assert operator(mismatch) <= bound + roundoff()
+
+
+@repeatable
+@given(seeds, st.integers(2, 6), st.integers(1, 7))
+def test_a_hidden_layer_multiplies_the_bound_by_its_jacobian(seed: int, c: int, h: int) -> None:
+    q, p = distributions(seed, c)
+    J = normal(c, h, random_source(seed + 1))
+    hidden = J.T @ (label_moment(q, p) - label_moment(p, p)) @ J
+    bound = float(theory.observed_label_mismatch_bound(q, p, J))
+    assert operator(hidden) <= bound + roundoff(operator(J) ** 2)
+    plain = float(theory.observed_label_mismatch_bound(q, p))
+    assert bound == pytest.approx(plain * operator(J) ** 2, rel=roundoff())
+
+
+def test_softmax_quantities_are_batched() -> None:
+    pairs = [distributions(seed, 5) for seed in range(3)]
+    q, p = (torch.stack(side) for side in zip(*pairs, strict=True))
+    for i in range(3):
+        assert torch.equal(theory.softmax_fisher(p)[i], theory.softmax_fisher(p[i]))
+        alone = theory.observed_label_mismatch(q[i], p[i])
+        assert torch.equal(theory.observed_label_mismatch(q, p)[i], alone)
+    assert theory.observed_label_mismatch_bound(q, p).shape == (3,)
+
+
+def test_the_papers_numbers() -> None:
+    assert f"{theory.sparse_variance_ratio(0.97, 4):.5f}" == "3.99537"
+    assert f"{theory.sparse_lag(0.97, 4):.4f}" == "32.3714"
+    assert f"{theory.sparse_lag(0.97, 1):.4f}" == "32.3333"
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9, 0.97])
+@pytest.mark.parametrize("every", [1, 2, 4, 7])
+def test_sparse_averages_from_the_weights_of_the_recursion(beta: float, every: int) -> None:
+    def weights(decay: float) -> list[float]:
+        # Unrolled: the observation j refreshes ago has weight (1−decay)·decay^j.
+        return [(1 - decay) * decay**j for j in range(2000)]
+
+    sparse, dense = weights(beta**every), weights(beta)
+    variance = math.fsum(w * w for w in sparse)
+    assert theory.ema_variance(beta, every) == pytest.approx(variance, rel=1e-12)
+    ratio = variance / math.fsum(w * w for w in dense)
+    assert theory.sparse_variance_ratio(beta, every) == pytest.approx(ratio, rel=1e-12)
+    # At phase s of the block the observation made j refreshes ago is jK + s steps old.
+    ages = [
+        math.fsum(w * (j * every + phase) for j, w in enumerate(sparse)) for phase in range(every)
+    ]
+    assert theory.sparse_lag(beta, every) == pytest.approx(math.fsum(ages) / every, rel=1e-12)
