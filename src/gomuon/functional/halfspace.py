@@ -16,10 +16,11 @@ def halfspace_direction(
     polar_method: PolarMethod = "svd",
     bisections: int = 30,
 ) -> Tensor:
-    """Inside-only score with a half-space safeguard: the maximiser of ⟨P_B M P_A, U⟩.
+    """Inside-only score with a half-space safeguard: the maximiser of ⟨Z, U⟩, Z = P_B M P_A.
 
-    Over ‖U‖_op ≤ 1 and ⟨M, U⟩ ≥ τ‖M‖_*. By Lagrange duality it is polar(Z + λM) with
-    Z = P_B M P_A and the smallest λ ≥ 0 that meets the second constraint, found by bisection.
+    Over ‖U‖_op ≤ 1 and ⟨M, U⟩ ≥ τ‖M‖_*. By Lagrange duality it is polar(Z + λM) with the smallest
+    λ ≥ 0 that meets the second constraint, found by bisection. Where Z + λM is singular there, its
+    polar jumps over the constraint, and the mixture of both sides that meets it exactly is taken.
 
     Args:
         M: [..., m, n] the source.
@@ -27,7 +28,7 @@ def halfspace_direction(
         right: [..., n, n] P_A = A^(−1/2), or None.
         tau: the share of ‖M‖_* to keep, in [0, 1).
         polar_method: see `polar`.
-        bisections: halvings of the bracket; the side that meets the constraint is returned.
+        bisections: halvings of the bracket around λ.
     """
     if not 0 <= tau < 1:
         raise ValueError(f"tau must be in [0, 1), got {tau!r}")
@@ -47,20 +48,27 @@ def _bisect(M: Tensor, Z: Tensor, wanted: Tensor, method: PolarMethod, bisection
         U = polar(Z + multiplier[:, None, None] * M, method)
         return U, _inner(M, U) >= wanted
 
-    low = torch.zeros_like(wanted)
+    low, below = torch.zeros_like(wanted), polar(Z, method)
     # ⟨M, polar(Z + λM)⟩ grows with λ and tends to ‖M‖_*, so doubling finds an upper end.
     high = torch.linalg.matrix_norm(Z) / torch.linalg.matrix_norm(M)
-    U, enough = at(high)
+    above, enough = at(high)
     while not bool(enough.all()):
-        low = torch.where(enough, low, high)
+        low, below = torch.where(enough, low, high), _choose(enough, below, above)
         high = torch.where(enough, high, 2 * high)
-        U, enough = at(high)
+        above, enough = at(high)
     for _ in range(bisections):
         middle = (low + high) / 2
         candidate, enough = at(middle)
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
-        U = torch.where(enough[:, None, None], candidate, U)
-    return U
+        below, above = _choose(enough, below, candidate), _choose(enough, candidate, above)
+    # Both sides maximise at λ, so every mixture does; this one lies on the constraint.
+    lacking, excess = wanted - _inner(M, below), _inner(M, above) - wanted
+    share = lacking / (lacking + excess).clamp_min(torch.finfo(M.dtype).tiny)
+    return below + share.clamp(0, 1)[:, None, None] * (above - below)
+
+
+def _choose(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    return torch.where(condition[:, None, None], yes, no)
 
 
 def _inner(X: Tensor, Y: Tensor) -> Tensor:

@@ -22,16 +22,17 @@ def decompose(routine: Callable[[Tensor], Decomposition], X: Tensor) -> tuple[Te
         The factors in X's dtype.
 
     Raises:
-        DecompositionError: both attempts failed; the message says why.
+        DecompositionError: X is not finite, or both attempts failed; the message says why.
     """
+    what = f"a {tuple(X.shape)} {X.dtype} matrix"
+    # LAPACK may answer these with anything, a finite result included.
+    if not bool(torch.isfinite(X).all()):
+        raise DecompositionError(f"cannot decompose {what}: it holds NaN or infinity")
     try:
         return tuple(routine(X))
-    except torch.linalg.LinAlgError as first:
+    except torch.linalg.LinAlgError:
         try:
             return tuple(factor.to(X.dtype) for factor in routine(X.double()))
         except torch.linalg.LinAlgError as second:
-            finite = bool(torch.isfinite(X).all())
-            reason = "it holds NaN or infinity" if not finite else str(second)
-            raise DecompositionError(
-                f"cannot decompose a {tuple(X.shape)} {X.dtype} matrix, nor in float64: {reason}"
-            ) from first
+            message = f"cannot decompose {what}, nor in float64: {second}"
+            raise DecompositionError(message) from second

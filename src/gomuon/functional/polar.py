@@ -22,7 +22,8 @@ def polar(X: Tensor, method: PolarMethod = "svd", *, steps: int = 16) -> Tensor:
         method: how it is computed.
             "svd": UVᵀ of the compact SVD, the paper's choice. At rank deficiency it completes the
             null space to a semi-orthogonal matrix.
-            "canonical": the null space set to zero. Equal to "svd" at full rank.
+            "canonical": the null space set to zero. Equal to "svd" at full rank. Singular values
+            below max(m, n)·ε·σ₁ count as zero; roundoff of ill-conditioned maps may exceed that.
             "polar-express": matrix products only, for accelerators. Singular values below about
             1e-6 of ‖X‖_F stay below one.
             "auto": "svd" on the CPU, "polar-express" elsewhere.

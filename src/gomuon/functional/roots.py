@@ -30,6 +30,6 @@ def inverse_root(S: Tensor, power: float) -> Tensor:
     # Eigenvalues below d·ε·λ_max are not distinguishable from zero: their true value is lost.
     floor = largest * S.shape[-1] * torch.finfo(S.dtype).eps
     floored = torch.where(largest > 0, eigenvalues.clamp_min(floor), 1.0)
-    # Halving the power gives V·f·(V·f)ᵀ, symmetric to the last bit.
+    # Halving the power gives V·f·(V·f)ᵀ, symmetric up to the order of its sums.
     half = V * floored.pow(-power / 2).unsqueeze(-2)
     return half @ half.mT
