@@ -11,12 +11,12 @@ from tests.models import language_loss, transformer
 
 SPECS = [
     LayerSpec(),
-    LayerSpec(rows=3),
-    LayerSpec(columns=2),
-    LayerSpec(rows=3, columns=2),
+    LayerSpec(parts=3),
+    LayerSpec(input_heads=2),
+    LayerSpec(parts=3, input_heads=2),
     LayerSpec(block=4),
     LayerSpec(transposed=True),
-    LayerSpec(rows=2, columns=3, transposed=True),
+    LayerSpec(heads=2, input_heads=3, transposed=True),
 ]
 
 
@@ -34,7 +34,7 @@ def test_cutting_and_joining_are_inverse(spec: LayerSpec) -> None:
 
 def test_blocks_are_the_expected_pieces() -> None:
     W = torch.arange(24.0).reshape(4, 6)
-    halves = Layer("w", W, {}, LayerSpec(rows=2, columns=3)).weights
+    halves = Layer("w", W, {}, LayerSpec(heads=2, input_heads=3)).weights
     torch.testing.assert_close(halves[0], W[:2, :2])
     torch.testing.assert_close(halves[1], W[:2, 2:4])
     torch.testing.assert_close(halves[5], W[2:, 4:])
@@ -59,11 +59,11 @@ def test_a_joined_bias_is_the_last_column() -> None:
 
 def test_blocks_that_do_not_divide_are_refused() -> None:
     with pytest.raises(ValueError, match=r"5 blocks do not divide the 6 rows of 'w'"):
-        check_spec("w", torch.zeros(6, 8), LayerSpec(rows=5))
+        check_spec("w", torch.zeros(6, 8), LayerSpec(heads=5))
     with pytest.raises(ValueError, match="do not divide the 16 columns"):
-        GoMuon(transformer(), specs={"*.q.weight": LayerSpec(columns=3)})
+        GoMuon(transformer(), specs={"*.q.weight": LayerSpec(input_heads=3)})
     with pytest.raises(ValueError, match="matches no parameter"):
-        GoMuon(transformer(), specs={"*.query.weight": LayerSpec(rows=2)})
+        GoMuon(transformer(), specs={"*.query.weight": LayerSpec(heads=2)})
 
 
 def test_head_by_head_muon() -> None:
@@ -72,7 +72,7 @@ def test_head_by_head_muon() -> None:
         model,
         lr=0.1,
         momentum=0.0,
-        specs={"*.[qkv].weight": LayerSpec(rows=2), "*.o.weight": LayerSpec(columns=2)},
+        specs={"*.[qkv].weight": LayerSpec(heads=2), "*.o.weight": LayerSpec(input_heads=2)},
     )
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     language_loss(model, 0).backward()
@@ -119,7 +119,7 @@ class Fused(nn.Module):
 def test_a_fused_projection_equals_three_layers() -> None:
     fused, apart = Fused(True), Fused(False)
     optimizer = GoMuon(
-        fused, routes={"qkv.weight": "matrix"}, specs={"qkv.weight": LayerSpec(rows=3)}
+        fused, routes={"qkv.weight": "matrix"}, specs={"qkv.weight": LayerSpec(parts=3)}
     )
     other = GoMuon(apart, routes={"parts.*": "matrix"})
     for step in range(9):
@@ -143,6 +143,13 @@ class Conv1D(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x @ self.weight + self.bias
+
+
+def test_a_spec_keeps_how_the_module_stores_its_weight() -> None:
+    model = nn.Sequential(Conv1D(12, 5), nn.Tanh(), nn.Linear(12, 2))
+    optimizer = GoMuon(model, specs={"0.weight": LayerSpec(parts=3, heads=2)})
+    layer = Layer("", model[0].weight, {}, optimizer._specs[model[0].weight])  # type: ignore[arg-type,index]
+    assert layer.weights.shape == (6, 2, 5)
 
 
 def test_a_transposed_layer_equals_a_linear_one() -> None:

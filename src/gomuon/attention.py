@@ -32,8 +32,8 @@ def query_key_specs(model: nn.Module, heads: int | None) -> dict[Tensor, LayerSp
                 f"{name!r}: query {tuple(query.weight.shape)} and key {tuple(key.weight.shape)} "
                 f"must have one shape whose rows {count} heads divide"
             )
-        specs[query.weight] = LayerSpec(rows=count, partner=key.weight)
-        specs[key.weight] = LayerSpec(rows=count, partner=query.weight)
+        specs[query.weight] = LayerSpec(heads=count, partner=key.weight)
+        specs[key.weight] = LayerSpec(heads=count, partner=query.weight)
     if not specs:
         names = ", ".join(f"{q}/{k}" for q, k in _NAMES)
         raise ValueError(

@@ -84,7 +84,7 @@ def module_specs(model: nn.Module, biases: set[Tensor]) -> dict[Tensor, LayerSpe
         if reader is None or not isinstance(weight, Tensor):
             continue
         specs[weight] = LayerSpec(
-            rows=reader.groups if isinstance(reader, ConvReader) else 1,
+            parts=reader.groups if isinstance(reader, ConvReader) else 1,
             transposed=is_transposed_linear(module),
             bias=bias if bias is not None and bias in biases else None,
         )

@@ -16,9 +16,10 @@ class LayerSpec:
     """How a parameter is cut into matrices.
 
     Args:
-        rows: equal blocks of output rows, each a matrix of its own: the heads of a query, key or
-            value projection, or the parts of a fused qkv.
-        columns: equal blocks of input columns: the heads of an output projection.
+        heads: heads along the outputs, each a matrix of its own: of a query, key or value.
+        input_heads: heads along the inputs: of an attention's output projection.
+        parts: layers fused along the outputs, each with that many heads: 3 for a qkv, or the groups
+            of a convolution.
         block: instead of a number of blocks, the largest side of one; what is left over at the end
             is filled up with zeros, which no Gram matrix notices.
         transposed: the parameter is stored inputs × outputs.
@@ -27,12 +28,23 @@ class LayerSpec:
         bias: a bias that joins the matrix as its last column, with inputs extended by a one.
     """
 
-    rows: int = 1
-    columns: int = 1
+    heads: int = 1
+    input_heads: int = 1
+    parts: int = 1
     block: int | None = None
     transposed: bool = False
     partner: Tensor | None = None
     bias: Tensor | None = None
+
+    @property
+    def rows(self) -> int:
+        """Equal blocks along the outputs."""
+        return self.parts * self.heads
+
+    @property
+    def columns(self) -> int:
+        """Equal blocks along the inputs."""
+        return self.input_heads
 
     def tiling(self, m: int, n: int) -> tuple[int, int, int, int]:
         """Blocks along rows and columns, and the two sides of one."""

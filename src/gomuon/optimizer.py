@@ -3,6 +3,7 @@
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, TypedDict
 
 import torch
@@ -232,8 +233,11 @@ class MatrixOptimizer(PersistentOptimizer):
         specs = module_specs(model, biases)
         names = dict(model.named_parameters())
         for name, spec in select(self._spec_patterns, list(names), "specs"):
-            check_spec(name, names[name], spec)
-            specs[names[name]] = spec
+            own = specs.get(names[name], PLAIN)
+            # How a weight is stored and what joins it is the module's affair, not the user's.
+            merged = replace(spec, transposed=own.transposed or spec.transposed, bias=own.bias)
+            check_spec(name, names[name], merged)
+            specs[names[name]] = merged
         return specs
 
     def add_observer(self, observer: Observer) -> Callable[[], None]:

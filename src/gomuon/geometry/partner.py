@@ -33,5 +33,5 @@ class PartnerGram(Geometry):
 
 def _partner_weights(layer: Layer) -> torch.Tensor:
     assert layer.spec.partner is not None
-    partner = Layer("", layer.spec.partner, {}, LayerSpec(layer.spec.rows, layer.spec.columns))
+    partner = Layer("", layer.spec.partner, {}, LayerSpec(heads=layer.spec.rows))
     return partner.weights

@@ -140,7 +140,7 @@ def head_specs(per_head: Mapping[str, str], model: nn.Module) -> dict[str, Layer
     heads = next((part.heads for part in model.modules() if isinstance(part, Attention)), None)
     if heads is None:
         raise ValueError("the model has no attention whose heads could be told apart")
-    cuts = {"rows": LayerSpec(rows=heads), "columns": LayerSpec(columns=heads)}
+    cuts = {"rows": LayerSpec(heads=heads), "columns": LayerSpec(input_heads=heads)}
     return {pattern: cuts[side] for pattern, side in per_head.items()}
 
 
