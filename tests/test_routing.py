@@ -163,3 +163,12 @@ def test_an_integer_parameter_can_be_left_out() -> None:
     assert (
         treatments(GoMuon(model, routes={"table": "frozen"}).routing_table())["table"] == "frozen"
     )
+
+
+def test_wrappers_leave_no_mark_on_names() -> None:
+    model = mlp(3, 4, 4, 2)
+    plain = str(GoMuon(model).routing_table())
+    wrapped = nn.Sequential(*model)
+    wrapped[2] = torch.compile(wrapped[2])  # type: ignore[assignment]
+    assert str(GoMuon(nn.DataParallel(model)).routing_table()) == plain
+    assert str(GoMuon(wrapped).routing_table()) == plain

@@ -1,9 +1,6 @@
-"""Gated capture of each layer's input x and output gradient δ, as second moments.
+"""The gated forward hooks: what each layer saw in a step, as second moments.
 
-The forward hook passes the layer's output through an identity whose backward hands out xᵀx, gᵀg and
-their row counts as *gradients of probe tensors*. Autograd then does the book-keeping: it adds up
-micro-batches and repeated calls, counts once under activation checkpointing, and visits only what
-the loss reaches. Nothing here knows of factors, shrinkage or optimizers.
+Nothing here knows of factors, shrinkage or optimizers; how a moment comes about: see `probes`.
 """
 
 import weakref
@@ -15,22 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gomuon.readers import Reader, moment
-
-
-@dataclass(frozen=True)
-class Moment:
-    """Σ v vᵀ over rows v, [d, d] or [groups, d, d], and two float64 scalars.
-
-    `count` rows were added up; the weight was used on `uses` rows, more where rows are sampled.
-    """
-
-    total: Tensor
-    count: Tensor
-    uses: Tensor
-
-
-Term = tuple[Moment | None, float]
+from gomuon.probes import Moment, Probe, Shape, Tap, Term, add, gradient, leaf, unscaled
+from gomuon.readers import Reader
 
 
 @dataclass(frozen=True)
@@ -44,41 +27,6 @@ class Statistics:
     gradients: Moment | None
 
 
-Shape = tuple[int, ...]
-
-
-def _leaf(dtype: torch.dtype, device: torch.device, *shape: int) -> Tensor:
-    """A probe: a leaf whose gradient autograd will fill.
-
-    Expanded from one element, it has a moment's shape without its memory.
-    """
-    return torch.zeros((), dtype=dtype, device=device).expand(shape).requires_grad_()
-
-
-class Probe:
-    """Leaves for a moment, for its count and for its uses."""
-
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
-        self.total = _leaf(dtype, device, *shape)
-        self.count = _leaf(torch.float64, device)
-        self.uses = _leaf(torch.float64, device)
-
-    @property
-    def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.total, self.count, self.uses
-
-    @property
-    def moment(self) -> Moment | None:
-        if self.total.grad is None:
-            return None
-        count = _gradient(self.count)
-        return Moment(self.total.grad, count, count if self.uses.grad is None else self.uses.grad)
-
-    def clear(self) -> None:
-        for leaf in self.leaves:
-            leaf.grad = None
-
-
 class Reading:
     """One input tensor of one forward pass, and the layers that read it.
 
@@ -88,12 +36,12 @@ class Reading:
 
     def __init__(self, leader: "LayerHook", x: Tensor) -> None:
         self.leader = leader
-        self.total = _leaf(leader.dtype, x.device, *leader.shapes[0])
+        self.total = leaf(leader.dtype, x.device, *leader.shapes[0])
         self.counts: dict[LayerHook, Tensor] = {}
 
     def count_of(self, reader: "LayerHook") -> Tensor:
         """The reader's counting probe."""
-        return self.counts.setdefault(reader, _leaf(torch.float64, self.total.device))
+        return self.counts.setdefault(reader, leaf(torch.float64, self.total.device))
 
     @property
     def filled(self) -> bool:
@@ -157,8 +105,8 @@ class Window:
         shares: dict[LayerHook, list[Term]] = {}
         for reading in self._readings:
             if reading.filled and (times := reading.times):
-                count = _gradient(reading.counts[reading.leader])
-                whole = Moment(_gradient(reading.total), count, count)
+                count = gradient(reading.counts[reading.leader])
+                whole = Moment(gradient(reading.total), count, count)
                 for hook, often in times.items():
                     shares.setdefault(hook, []).append((whole, often))
         return shares
@@ -269,71 +217,6 @@ class InertHook:
         return None
 
 
-class Tap(torch.autograd.Function):
-    """The identity on y; its backward returns moments and counts as the gradients of the probes."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        y: Tensor,
-        x: Tensor | None,
-        reader: Reader,
-        inputs_total: Tensor | None,
-        inputs_count: Tensor | None,
-        gradients_total: Tensor | None,
-        gradients_count: Tensor | None,
-        gradients_uses: Tensor | None,
-    ) -> Tensor:
-        if x is not None:
-            ctx.save_for_backward(x)  # the tensor the layer itself keeps: no extra memory
-        ctx.reader = reader
-        ctx.dtypes = tuple(
-            None if probe is None else probe.dtype
-            for probe in (inputs_total, inputs_count, gradients_total)
-        )
-        # Not a view: in-place activations may write to it. y itself is kept by nobody.
-        return y.clone()
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        inputs_dtype, count_dtype, gradients_dtype = ctx.dtypes
-        A = None
-        if inputs_dtype:
-            A = moment(ctx.reader.inputs(ctx.saved_tensors[0].detach()), inputs_dtype)
-        rows = ctx.reader.gradients(g.detach())
-        count, uses = (
-            torch.full((), number, dtype=torch.float64, device=g.device)
-            for number in (rows.shape[-2], ctx.reader.uses(g))
-        )
-        gradients: tuple[Tensor | None, ...] = (None, None, None)
-        if gradients_dtype:
-            gradients = (moment(rows, gradients_dtype), count, uses)
-        return g, None, None, A, count if count_dtype else None, *gradients
-
-
-def _gradient(probe: Tensor) -> Tensor:
-    assert probe.grad is not None
-    return probe.grad
-
-
-def _add(terms: Iterable[Term], cache: dict[Any, Moment]) -> Moment | None:
-    """Σ times·moment; the same object for the same sum."""
-    present = [(moment, times) for moment, times in terms if moment is not None]
-    if not present:
-        return None
-    key = tuple((id(moment.total), times) for moment, times in present)
-    if key not in cache:
-        if len(present) == 1 and present[0][1] == 1:
-            cache[key] = present[0][0]
-        else:
-            cache[key] = Moment(
-                torch.stack([moment.total * times for moment, times in present]).sum(0),
-                torch.stack([moment.count * times for moment, times in present]).sum(),
-                torch.stack([moment.uses * times for moment, times in present]).sum(),
-            )
-    return cache[key]
-
-
 class Capture:
     """The hooks of one parameter group: placed, gated, read and removed together."""
 
@@ -355,12 +238,15 @@ class Capture:
     def watches(self, parameter: Tensor) -> bool:
         return parameter in self._hooks
 
-    def collect(self) -> dict[Tensor, Statistics]:
-        """Everything captured since the last `forget`, by parameter."""
+    def collect(self, loss_scale: float = 1.0) -> dict[Tensor, Statistics]:
+        """Everything captured since the gate was set, by parameter.
+
+        `loss_scale` is what the loss was multiplied by before the backward pass; δ is freed of it.
+        """
         shares, sums = self.window.shares(), dict[Any, Moment]()
         return {
             parameter: Statistics(
-                _add(
+                add(
                     (
                         term
                         for hook in hooks
@@ -368,7 +254,7 @@ class Capture:
                     ),
                     sums,
                 ),
-                _add(((hook.gradient_moment, 1.0) for hook in hooks), {}),
+                unscaled(add(((hook.gradient_moment, 1.0) for hook in hooks), {}), loss_scale),
             )
             for parameter, hooks in self._hooks.items()
         }
@@ -383,7 +269,7 @@ class Capture:
         found = torch.autograd.grad(loss, probes, retain_graph=True, allow_unused=True)
         for hook, *sums in zip(hooks, found[::3], found[1::3], found[2::3], strict=True):
             if all(part is not None for part in sums):
-                hook.substitute = _add([(hook.substitute, 1.0), (Moment(*sums), 1.0)], {})
+                hook.substitute = add([(hook.substitute, 1.0), (Moment(*sums), 1.0)], {})
 
     def gate(self, is_open: bool) -> None:
         """Set before the forward pass: whether the coming step refreshes the geometry."""

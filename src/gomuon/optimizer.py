@@ -30,7 +30,15 @@ from gomuon.layers import PLAIN, Layer, LayerSpec, Stack, check_spec
 from gomuon.persistence import PersistentOptimizer
 from gomuon.readers import Sampling
 from gomuon.recipes import Recipe
-from gomuon.routing import Routes, RoutingTable, check_trainable, route, select
+from gomuon.routing import (
+    Routes,
+    RoutingTable,
+    check_trainable,
+    plain_name,
+    route,
+    select,
+    unwrapped,
+)
 from gomuon.settings import ADAMW_DEFAULTS, AdamWSettings, check_settings
 
 Parameters = nn.Module | Iterable[Any]
@@ -80,10 +88,10 @@ class MatrixOptimizer(PersistentOptimizer):
         defaults["adamw"] = {**ADAMW_DEFAULTS, **defaults["adamw"]}
         self._begin(specs)
         if isinstance(params, nn.Module):
-            table = route(params, routes)
-            self._table = self._adapted(params, table)
+            model = unwrapped(params)
+            self._table = self._adapted(model, route(model, routes))
             super().__init__(self._groups_of(self._table, defaults), defaults)
-            self.attach(params)
+            self.attach(model)
         else:
             if routes is not None or specs is not None:
                 raise ValueError("routes and specs need the model: pass it, not its parameters")
@@ -105,6 +113,7 @@ class MatrixOptimizer(PersistentOptimizer):
         self._spec_patterns = dict(specs or {})
         self._captures: list[Capture] = []  # one per group
         self._observers: list[Observer] = []
+        self._scaler: torch.amp.GradScaler | None = None
         self._warned: set[str] = set()
         self._incoming: Mapping[str, Any] | None = None
         # The list is shared, so hooks of groups added later go too when the optimizer goes.
@@ -162,7 +171,8 @@ class MatrixOptimizer(PersistentOptimizer):
         """A_t, B_t ← statistics; B̄_t; P_A, P_B. What was not seen or is unusable stays."""
         geometry = self.recipe.geometry
         if geometry.capture_due(group):
-            seen = self._captures[index].collect()
+            scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+            seen = self._captures[index].collect(scale)
             for layer in layers:
                 layer.statistics = seen.get(layer.parameter)
         for layer in geometry.before(layers, group):
@@ -208,13 +218,21 @@ class MatrixOptimizer(PersistentOptimizer):
             for capture in self._captures:
                 capture.use_gradients_of(loss)
 
+    def use_scaler(self, scaler: torch.amp.GradScaler) -> None:
+        """Tell of the GradScaler, whose scale the captured gradients carry.
+
+        Without it all is well while the scale stays; when it changes, B̄ weighs old and new
+        statistics by their scales.
+        """
+        self._scaler = scaler
+
     def attach(self, model: nn.Module) -> None:
         """Place the capturing hooks on `model`, whose parameters this optimizer holds.
 
         The constructor does so when it is given a model. Needed again after unpickling.
         """
         self.remove_hooks()
-        self._model = model
+        self._model = model = unwrapped(model)
         self._specs = self._layer_specs(model)
         for index in range(len(self.param_groups)):
             self._hook_group(index)
@@ -231,7 +249,7 @@ class MatrixOptimizer(PersistentOptimizer):
         held = {p for group in self.param_groups for p in group["params"] if is_matrix(group, p)}
         biases = held if self.recipe.joins_bias else set()
         specs = module_specs(model, biases)
-        names = dict(model.named_parameters())
+        names = {plain_name(name): p for name, p in model.named_parameters()}
         for name, spec in select(self._spec_patterns, list(names), "specs"):
             own = specs.get(names[name], PLAIN)
             # How a weight is stored and what joins it is the module's affair, not the user's.

@@ -104,12 +104,32 @@ def check_trainable(name: str, parameter: Tensor) -> None:
         )
 
 
+# What wrappers put into the names of the modules they wrap.
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
+
+
+def plain_name(name: str) -> str:
+    """A parameter's name as it was before compiling and checkpoint wrappers."""
+    return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside DistributedDataParallel, DataParallel or torch.compile."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
 def _owners(model: nn.Module) -> dict[nn.Parameter, list[tuple[str, nn.Module]]]:
     """Each parameter's names and modules; several when it is tied."""
     owners: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}
     for prefix, module in model.named_modules():
         for leaf, parameter in module.named_parameters(prefix, recurse=False):
-            owners.setdefault(parameter, []).append((leaf, module))
+            owners.setdefault(parameter, []).append((plain_name(leaf), module))
     return owners
 
 

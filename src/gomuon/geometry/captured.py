@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from gomuon.batching import alike
-from gomuon.capture import Moment
 from gomuon.functional import oas, shrink
 from gomuon.functional.linalg import decompose
 from gomuon.geometry.base import (
@@ -23,6 +22,7 @@ from gomuon.geometry.base import (
     trace_mean,
 )
 from gomuon.layers import Layer
+from gomuon.probes import Moment
 from gomuon.settings import sides
 
 Side = Literal["left", "right"]

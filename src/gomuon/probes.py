@@ -1,0 +1,138 @@
+"""Tensors whose gradients are statistics.
+
+A tap passes a layer's output through an identity whose backward hands out xᵀx, gᵀg and their row
+counts as *gradients of probe tensors*. Autograd then does the book-keeping: it adds up
+micro-batches and repeated calls, counts once under activation checkpointing, and visits only what
+the loss reaches.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gomuon.readers import Reader, moment
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Σ v vᵀ over rows v, [d, d] or [groups, d, d], and two float64 scalars.
+
+    `count` rows were added up; the weight was used on `uses` rows, more where rows are sampled.
+    """
+
+    total: Tensor
+    count: Tensor
+    uses: Tensor
+
+
+Term = tuple[Moment | None, float]
+
+
+Shape = tuple[int, ...]
+
+
+def leaf(dtype: torch.dtype, device: torch.device, *shape: int) -> Tensor:
+    """A probe: a leaf whose gradient autograd will fill.
+
+    Expanded from one element, it has a moment's shape without its memory.
+    """
+    return torch.zeros((), dtype=dtype, device=device).expand(shape).requires_grad_()
+
+
+class Probe:
+    """Leaves for a moment, for its count and for its uses."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self.total = leaf(dtype, device, *shape)
+        self.count = leaf(torch.float64, device)
+        self.uses = leaf(torch.float64, device)
+
+    @property
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.total, self.count, self.uses
+
+    @property
+    def moment(self) -> Moment | None:
+        if self.total.grad is None:
+            return None
+        count = gradient(self.count)
+        uses = self.uses.grad
+        return Moment(self.total.grad, count, count if uses is None else uses)
+
+    def clear(self) -> None:
+        for probe in self.leaves:
+            probe.grad = None
+
+
+class Tap(torch.autograd.Function):
+    """The identity on y; its backward returns moments and counts as the gradients of the probes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        y: Tensor,
+        x: Tensor | None,
+        reader: Reader,
+        inputs_total: Tensor | None,
+        inputs_count: Tensor | None,
+        gradients_total: Tensor | None,
+        gradients_count: Tensor | None,
+        gradients_uses: Tensor | None,
+    ) -> Tensor:
+        if x is not None:
+            ctx.save_for_backward(x)  # the tensor the layer itself keeps: no extra memory
+        ctx.reader = reader
+        ctx.dtypes = tuple(
+            None if probe is None else probe.dtype
+            for probe in (inputs_total, inputs_count, gradients_total)
+        )
+        # Not a view: in-place activations may write to it. y itself is kept by nobody.
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        inputs_dtype, count_dtype, gradients_dtype = ctx.dtypes
+        A = None
+        if inputs_dtype:
+            A = moment(ctx.reader.inputs(ctx.saved_tensors[0].detach()), inputs_dtype)
+        rows = ctx.reader.gradients(g.detach())
+        count, uses = (
+            torch.full((), number, dtype=torch.float64, device=g.device)
+            for number in (rows.shape[-2], ctx.reader.uses(g))
+        )
+        gradients: tuple[Tensor | None, ...] = (None, None, None)
+        if gradients_dtype:
+            gradients = (moment(rows, gradients_dtype), count, uses)
+        return g, None, None, A, count if count_dtype else None, *gradients
+
+
+def gradient(probe: Tensor) -> Tensor:
+    assert probe.grad is not None
+    return probe.grad
+
+
+def unscaled(moment: Moment | None, scale: float) -> Moment | None:
+    if moment is None or scale == 1:
+        return moment
+    return Moment(moment.total / scale**2, moment.count, moment.uses)
+
+
+def add(terms: Iterable[Term], cache: dict[Any, Moment]) -> Moment | None:
+    """Σ times·moment; the same object for the same sum."""
+    present = [(moment, times) for moment, times in terms if moment is not None]
+    if not present:
+        return None
+    key = tuple((id(moment.total), times) for moment, times in present)
+    if key not in cache:
+        if len(present) == 1 and present[0][1] == 1:
+            cache[key] = present[0][0]
+        else:
+            cache[key] = Moment(
+                torch.stack([moment.total * times for moment, times in present]).sum(0),
+                torch.stack([moment.count * times for moment, times in present]).sum(),
+                torch.stack([moment.uses * times for moment, times in present]).sum(),
+            )
+    return cache[key]

@@ -1,0 +1,84 @@
+"""torch.compile: one graph for refresh steps, one for reuse steps, the same trajectory as eager."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch.nn import functional as F
+
+from gomuon import GoMuon
+
+
+class Net(nn.Module):
+    """q and k read one tensor; an in-place activation follows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.hidden, self.head = nn.Linear(8, 6), nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed = F.relu(self.q(x), inplace=True) * torch.sigmoid(self.k(x))
+        return self.head(torch.tanh(self.hidden(mixed)))
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+def run(model: Callable[[Tensor], Tensor], net: Net, optimizer: GoMuon, steps: int = 12) -> None:
+    for step in range(steps):
+        x = torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        for part in x.chunk(2):  # micro-batches, the second one shorter
+            model(part).square().mean().backward()
+        optimizer.step()
+        assert all(p.isfinite().all() for p in net.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("order", ["compiled first", "optimizer first", "compiled model given"])
+def test_compiled_equals_eager(order: str) -> None:
+    eager, net = Net(), Net()
+    if order == "optimizer first":
+        optimizer = GoMuon(net)
+        compiled = torch.compile(net)
+    else:
+        compiled = torch.compile(net)
+        given = compiled if order == "compiled model given" else net
+        assert isinstance(given, nn.Module)
+        optimizer = GoMuon(given)
+    run(eager, eager, GoMuon(eager))
+    run(compiled, net, optimizer)
+    assert not counters["graph_break"]
+    for (name, p), q in zip(eager.named_parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5, msg=name)
+    names = [row.name for row in optimizer.routing_table()]
+    assert names == [name for name, _ in net.named_parameters()], "without the compiler's prefix"
+
+
+@pytest.mark.slow
+def test_two_graphs_and_no_recompilation_after_the_first_cycle() -> None:
+    net = Net()
+    optimizer = GoMuon(net)
+    compiled = torch.compile(net, dynamic=False)
+
+    def steps(numbers: range) -> None:
+        for step in numbers:
+            x = torch.randn(6, 8, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            compiled(x).square().mean().backward()
+            optimizer.step()
+
+    steps(range(4))
+    assert counters["stats"]["unique_graphs"] == 2
+    steps(range(4, 16))
+    assert counters["stats"]["unique_graphs"] == 2
+    assert not counters["graph_break"]
