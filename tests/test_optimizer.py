@@ -283,6 +283,17 @@ def test_elapsed_steps_decay_a_layer_that_missed_a_refresh() -> None:
     torch.testing.assert_close(optimizer.state[layer.weight]["left_factor"], expected)
 
 
+def test_a_model_converted_in_mid_training_takes_its_state_along() -> None:
+    model = transformer(layers=1, dtype=torch.float32)
+    optimizer = GoMuon(model)
+    losses = train(model, optimizer, range(6))
+    model.double()
+    losses += train(model, optimizer, range(6, 12))
+    state = optimizer.state[model.get_parameter("trunk.blocks.0.mlp.up.weight")]
+    assert {value.dtype for value in state.values() if isinstance(value, Tensor)} == {torch.float64}
+    assert losses[-1] < losses[0]
+
+
 def test_degenerate_shapes_train() -> None:
     for sizes in ((1, 5, 1, 4, 2), (5, 1, 1, 3)):
         model = mlp(*sizes)

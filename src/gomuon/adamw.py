@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from gomuon.layers import working_dtype
+from gomuon.layers import follow, working_dtype
 
 
 def adamw_step(
@@ -26,6 +26,7 @@ def adamw_step(
         lr = settings["lr"] * (lr / default_lr if default_lr else 0.0)
         weight_decay = settings["weight_decay"]
     for parameter, state in zip(parameters, states, strict=True):
+        follow(parameter, state)
         if "exp_avg" not in state:
             dtype = working_dtype(parameter)
             state["step"] = torch.zeros((), dtype=torch.float32)

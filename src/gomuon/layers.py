@@ -79,6 +79,7 @@ class Layer:
         self.rows, self.columns, *shape = self.spec.tiling(*self._whole_shape)
         self.shape = (shape[0], shape[1])
         self.blocks = self.rows * self.columns
+        follow(self.parameter, self.state)
 
     @property
     def updates(self) -> int:
@@ -110,8 +111,7 @@ class Layer:
         """An elementwise memory by name, [blocks, m, n]; zero at first."""
         kept = self.state.get(name)
         if kept is None:
-            like = self.weights
-            return torch.zeros_like(like)
+            return torch.zeros_like(self.weights)
         return kept.reshape(self.blocks, *self.shape) if self._is_reshape else kept
 
     def remember(self, name: str, matrices: Tensor) -> None:
@@ -160,6 +160,13 @@ def check_spec(name: str, parameter: Tensor, spec: LayerSpec) -> None:
     for side, size, blocks in (("rows", m, spec.rows), ("columns", n, spec.columns)):
         if blocks < 1 or size % blocks:
             raise ValueError(f"{blocks} blocks do not divide the {size} {side} of {name!r}")
+
+
+def follow(parameter: Tensor, state: dict[str, Any]) -> None:
+    """Let a model that was moved or converted take its state along."""
+    for key, value in state.items():
+        if isinstance(value, Tensor) and key != "step":  # AdamW counts on the host
+            state[key] = value.to(parameter.device, working_dtype(parameter))
 
 
 def working_dtype(tensor: Tensor) -> torch.dtype:

@@ -2,26 +2,40 @@
 
 import copy
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
-from gomuon.capture import Capture
-from gomuon.checkpoints import FORMAT, check_fits, restored_state
-from gomuon.layers import LayerSpec
+from gomuon.axes import Pending
+from gomuon.capture import Capture, Moment, Statistics
+from gomuon.checkpoints import FORMAT, fitted, is_blank, restored_state
+from gomuon.layers import Layer, LayerSpec
+from gomuon.recipes import Recipe
 from gomuon.routing import RoutingTable
 
 
 class PersistentOptimizer(torch.optim.Optimizer):
-    """torch's optimizer, whose state keeps its precision and whose copies keep their hooks."""
+    """torch's optimizer, whose state keeps its precision and whose copies keep their hooks.
 
+    torch.distributed.checkpoint makes a new optimizer take a step with zero gradients and lr 0, and
+    then believes that its state has the keys and shapes of one that has trained. Such a step leaves
+    a *blank* state behind: everything training would make, all of it zero, no step counted. It is
+    never trained on nor loaded.
+    """
+
+    recipe: ClassVar[Recipe]
     _model: nn.Module | None
     _table: RoutingTable
     _captures: list[Capture]
     _spec_patterns: dict[str, LayerSpec]
     _incoming: Mapping[str, Any] | None
+    _had_state: bool
+
+    def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
+        super().__init__(params, defaults)
+        self._watch_steps()
 
     @abstractmethod
     def _begin(self, specs: Mapping[str, LayerSpec] | None = None) -> None:
@@ -36,25 +50,45 @@ class PersistentOptimizer(torch.optim.Optimizer):
         """The shapes a memory of this parameter may have."""
 
     @abstractmethod
+    def _with_gradients(
+        self, index: int, group: Mapping[str, Any]
+    ) -> tuple[list[Layer], list[Tensor]]:
+        """Layers and other parameters of a group that a step would move."""
+
+    @abstractmethod
+    def _directions(self, layers: Sequence[Layer], group: Mapping[str, Any]) -> Iterator[Pending]:
+        """What a step would do, stack by stack."""
+
+    @abstractmethod
     def attach(self, model: nn.Module) -> None:
         """Place the hooks."""
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with the format's number."""
-        return {**super().state_dict(), "format": FORMAT}
+        """As torch's, with the format's number and the method's name."""
+        state_dict = super().state_dict()
+        if state_dict["state"]:
+            # Biases that join their weights have no state of their own, nor have layers no loss has
+            # reached; torch.distributed.checkpoint takes their absence for a damaged checkpoint.
+            held = [
+                saved_id for group in state_dict["param_groups"] for saved_id in group["params"]
+            ]
+            state_dict["state"] = {**dict.fromkeys(held, {}), **state_dict["state"]}
+        return {**state_dict, "format": FORMAT, "method": self.recipe.name}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As torch's, but state keeps the precision it was saved in.
+        """As torch's, but by name where there are names, and in the precision it was saved in.
 
         Raises:
             ValueError: the checkpoint does not fit; the optimizer is left as it was.
         """
 
-        def keep(_: torch.optim.Optimizer, incoming: Mapping[str, Any]) -> None:
-            check_fits(self.param_groups, incoming, self._memory_shapes)
-            self._incoming = incoming
+        def fit(_: torch.optim.Optimizer, incoming: dict[str, Any]) -> dict[str, Any]:
+            self._incoming = fitted(
+                self.param_groups, incoming, self.recipe.name, self._memory_shapes
+            )
+            return self._incoming
 
-        handle = self.register_load_state_dict_pre_hook(keep)
+        handle = self.register_load_state_dict_pre_hook(fit)
         try:
             super().load_state_dict(dict(state_dict))
         finally:
@@ -66,10 +100,14 @@ class PersistentOptimizer(torch.optim.Optimizer):
         incoming = self.__dict__.get("_incoming")
         super().__setstate__(state)
         if incoming is not None:  # called by torch's load_state_dict, which has rounded the state
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    self.state.pop(parameter, None)
             self.state.update(restored_state(self.param_groups, incoming))
         if "_captures" not in self.__dict__:  # unpickled or copied
             self._begin()
             self._captures.extend(Capture() for _ in self.param_groups)
+            self._watch_steps()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         new = type(self).__new__(type(self))
@@ -80,3 +118,70 @@ class PersistentOptimizer(torch.optim.Optimizer):
         if self._model is not None:
             new.attach(copy.deepcopy(self._model, memo))
         return new
+
+    # ---- the blank state -----------------------------------------------------------------------
+
+    def _watch_steps(self) -> None:
+        self._had_state = False
+        self.register_step_pre_hook(_drop_blank)
+        self.register_step_post_hook(_make_blank)
+
+    def _only_created_state(self) -> bool:
+        """Whether the step just taken was the first and could not have moved anything."""
+        gradients = [p.grad for group in self.param_groups for p in group["params"]]
+        return (
+            not self._had_state
+            and not any(float(group["lr"]) for group in self.param_groups)
+            and not any(bool(grad.any()) for grad in gradients if grad is not None)
+        )
+
+    def _blank_state(self) -> None:
+        """Let every layer see white statistics, so that all of its state comes about; zero it."""
+        for index, group in enumerate(self.param_groups):
+            group["step"] = 0
+            layers, _ = self._with_gradients(index, group)
+            for layer in layers:
+                layer.statistics = _white(self._captures[index], layer.parameter)
+            self.recipe.geometry.before(layers, group)
+            for stack, _, D in self._directions(layers, group):
+                self.recipe.scale(D, stack, group)
+            self.recipe.geometry.after(layers, group)
+        for entries in self.state.values():
+            for key, value in entries.items():
+                entries[key] = torch.zeros_like(value) if isinstance(value, Tensor) else 0
+        self._gate()
+
+
+def _drop_blank(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    assert isinstance(optimizer, PersistentOptimizer)
+    if not optimizer._had_state:
+        for parameter, entries in list(optimizer.state.items()):
+            if is_blank(entries):
+                del optimizer.state[parameter]
+    optimizer._had_state = bool(optimizer.state)
+
+
+def _make_blank(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    assert isinstance(optimizer, PersistentOptimizer)
+    if optimizer._only_created_state():
+        with torch.no_grad():
+            optimizer._blank_state()
+
+
+def _white(capture: Capture, parameter: Tensor) -> Statistics:
+    """Moments of the shapes that would be captured, of rows whose directions are all alike."""
+    hooks = capture._hooks.get(parameter)
+    if not hooks:
+        return Statistics(None, None)
+    hook = hooks[0]
+
+    def moment(shape: tuple[int, ...]) -> Moment:
+        rows = torch.tensor(float(shape[-1]), dtype=torch.float64, device=parameter.device)
+        eye = torch.eye(shape[-1], dtype=hook.dtype, device=parameter.device)
+        return Moment(rows * eye.expand(shape), rows, rows)
+
+    inputs, gradients = hook.shapes
+    return Statistics(
+        moment(inputs) if hook.wants_inputs else None,
+        moment(gradients) if hook.wants_gradients else None,
+    )
