@@ -69,10 +69,9 @@ class PersistentOptimizer(torch.optim.Optimizer):
         if state_dict["state"]:
             # Biases that join their weights have no state of their own, nor have layers no loss has
             # reached; torch.distributed.checkpoint takes their absence for a damaged checkpoint.
-            held = [
-                saved_id for group in state_dict["param_groups"] for saved_id in group["params"]
-            ]
-            state_dict["state"] = {**dict.fromkeys(held, {}), **state_dict["state"]}
+            for group in state_dict["param_groups"]:
+                for saved_id in group["params"]:
+                    state_dict["state"].setdefault(saved_id, {})
         return {**state_dict, "format": FORMAT, "method": self.recipe.name}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
