@@ -182,3 +182,34 @@ def test_sampling_labels_on_a_reuse_step_does_nothing() -> None:
         optimizer.step()
         assert optimizer.param_groups[0]["step"] == step + 1
     assert optimizer._captures[0].collect()[layer.weight].gradients is None
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_a_mask_leaves_padding_out_of_the_statistics(flat: bool) -> None:
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 4, bias=False)
+    optimizer = GoMuon(layer)
+    x = torch.randn(2, 5, 3)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [1, 1, 1, 1, 0]])
+    with optimizer.statistics_mask(mask):
+        y = layer(x.flatten(0, 1) if flat else x)
+    y.square().mean().backward()
+    statistics = optimizer._captures[0].collect()[layer.weight]
+    assert statistics.inputs is not None
+    assert statistics.gradients is not None
+    seen = x[mask.bool()]
+    delta = (2 * layer(seen) / y.numel()).detach()
+    torch.testing.assert_close(statistics.inputs.total, seen.T @ seen)
+    torch.testing.assert_close(statistics.gradients.total, delta.T @ delta)
+    for moment in (statistics.inputs, statistics.gradients):
+        assert (float(moment.count), float(moment.uses)) == (7, 7)
+    assert optimizer._captures[0].window.mask is None
+
+
+def test_a_mask_with_reduce_is_refused() -> None:
+    optimizer = GoMuon(nn.Linear(3, 4), reduce=True)
+    with (
+        pytest.raises(ValueError, match="reduce=True"),
+        optimizer.statistics_mask(torch.ones(2, 5)),
+    ):
+        pass

@@ -79,6 +79,7 @@ class Window:
 
     def __init__(self) -> None:
         self.open = False
+        self.mask: Tensor | None = None
         self._readings: list[Reading] = []
         self._inputs: dict[int, tuple[weakref.ref[Tensor], int, Reading]] = {}
 
@@ -172,12 +173,20 @@ class LayerHook:
         tapped: Tensor = Tap.apply(
             output,
             x if total is not None else None,
+            self._mask(output),
             self.reader,
             total,
             count,
             *(self.gradients.leaves if self.wants_gradients else (None, None, None)),
         )
         return tapped
+
+    def _mask(self, output: Tensor) -> Tensor | None:
+        """The window's mask if this layer has a row for each of its entries."""
+        mask = self.window.mask
+        if mask is None or output.shape[:-1] == mask.shape:
+            return mask
+        return mask.flatten() if output.shape[:-1] == (mask.numel(),) else None
 
     def _input_probes(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
         """Probes for x's moment (None when another layer takes it for us) and for our rows."""

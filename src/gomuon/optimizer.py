@@ -3,7 +3,6 @@
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, TypedDict
 
 import torch
@@ -15,31 +14,25 @@ from gomuon.batching import alike
 from gomuon.capture import Capture
 from gomuon.errors import GeometryWarning, NonFiniteGradientError
 from gomuon.faults import nonfinite_gradients
-from gomuon.fisher import sampled_label_loss
 from gomuon.groups import (
     cut,
     groups_of,
     is_matrix,
     joined_biases,
-    module_specs,
     named,
-    watched_modules,
     with_groups,
 )
-from gomuon.layers import PLAIN, Layer, LayerSpec, Stack, check_spec
-from gomuon.persistence import PersistentOptimizer
-from gomuon.readers import Sampling
+from gomuon.layers import PLAIN, Layer, LayerSpec, Stack
 from gomuon.recipes import Recipe
 from gomuon.routing import (
     Routes,
     RoutingTable,
     check_trainable,
-    plain_name,
     route,
-    select,
     unwrapped,
 )
 from gomuon.settings import ADAMW_DEFAULTS, AdamWSettings, check_settings
+from gomuon.watching import WatchingOptimizer
 
 Parameters = nn.Module | Iterable[Any]
 Observer = Callable[[Stack, Tensor, Tensor], None]
@@ -55,7 +48,7 @@ class Common(TypedDict, total=False):
     nonfinite: str
 
 
-class MatrixOptimizer(PersistentOptimizer):
+class MatrixOptimizer(WatchingOptimizer):
     """One walk, gradient → source → direction → scale → weights, for every recipe.
 
     Matrices go through the recipe; everything else goes to AdamW. See `GoMuon` for the arguments.
@@ -171,8 +164,7 @@ class MatrixOptimizer(PersistentOptimizer):
         """A_t, B_t ← statistics; B̄_t; P_A, P_B. What was not seen or is unusable stays."""
         geometry = self.recipe.geometry
         if geometry.capture_due(group):
-            scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-            seen = self._captures[index].collect(scale)
+            seen = self._seen(index)
             for layer in layers:
                 layer.statistics = seen.get(layer.parameter)
         for layer in geometry.before(layers, group):
@@ -194,91 +186,10 @@ class MatrixOptimizer(PersistentOptimizer):
                     "training mode went through its module. It runs on identity maps, as Muon does"
                 )
 
-    # ---- clock and gate ----------------------------------------------------------------------
-
-    def _gate(self) -> None:
-        """Open the hooks if the coming step refreshes; before its forward pass, so here."""
-        for group, capture in zip(self.param_groups, self._captures, strict=True):
-            capture.gate(self.recipe.geometry.capture_due(group))
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Clear the gradients, and the statistics that came with them."""
-        super().zero_grad(set_to_none)
-        for capture in self._captures:
-            capture.forget_sums()
-
-    def sample_labels(self, logits: Tensor, generator: torch.Generator | None = None) -> None:
-        """True-Fisher backward factors: labels drawn from the model instead of the observed ones.
-
-        Call it between the forward pass and `loss.backward()`. On refresh steps it costs one
-        backward pass that stops at the activations; on other steps it returns at once.
-        """
-        if any(capture.window.open for capture in self._captures):
-            loss = sampled_label_loss(logits, self.defaults["loss_reduction"], generator)
-            for capture in self._captures:
-                capture.use_gradients_of(loss)
-
-    def use_scaler(self, scaler: torch.amp.GradScaler) -> None:
-        """Tell of the GradScaler, whose scale the captured gradients carry.
-
-        Without it all is well while the scale stays; when it changes, B̄ weighs old and new
-        statistics by their scales.
-        """
-        self._scaler = scaler
-
-    def attach(self, model: nn.Module) -> None:
-        """Place the capturing hooks on `model`, whose parameters this optimizer holds.
-
-        The constructor does so when it is given a model. Needed again after unpickling.
-        """
-        self.remove_hooks()
-        self._model = model = unwrapped(model)
-        self._specs = self._layer_specs(model)
-        for index in range(len(self.param_groups)):
-            self._hook_group(index)
-        self._gate()
-
-    def remove_hooks(self) -> None:
-        """Take every hook off the model; the geometry then stays as it is."""
-        for capture in self._captures:
-            capture.remove()
-        self._model = None
-
-    def _layer_specs(self, model: nn.Module) -> dict[Tensor, LayerSpec]:
-        """How parameters are cut into matrices: by module, then as `specs` says."""
-        held = {p for group in self.param_groups for p in group["params"] if is_matrix(group, p)}
-        biases = held if self.recipe.joins_bias else set()
-        specs = module_specs(model, biases)
-        names = {plain_name(name): p for name, p in model.named_parameters()}
-        for name, spec in select(self._spec_patterns, list(names), "specs"):
-            own = specs.get(names[name], PLAIN)
-            # How a weight is stored and what joins it is the module's affair, not the user's.
-            merged = replace(spec, transposed=own.transposed or spec.transposed, bias=own.bias)
-            check_spec(name, names[name], merged)
-            specs[names[name]] = merged
-        return specs
-
     def add_observer(self, observer: Observer) -> Callable[[], None]:
         """Call `observer(stack, source, U)` for every stack updated; returns what ends it."""
         self._observers.append(observer)
         return lambda: self._observers.remove(observer)
-
-    def _hook_group(self, index: int) -> None:
-        group = self.param_groups[index]
-        gradients, inputs = self.recipe.geometry.captured_sides(group)
-        if self._model is None or not (gradients or inputs):
-            return
-
-        def sampling(weight: Tensor) -> Sampling:
-            ones = self._specs.get(weight, PLAIN).bias is not None
-            return Sampling(group["token_stride"], group["token_skip"], group["reduce"], ones)
-
-        modules = watched_modules(self._model, sampling)
-        for parameter in group["params"]:
-            if is_matrix(group, parameter) and parameter in modules:
-                self._captures[index].watch(
-                    parameter, modules[parameter], inputs=inputs, gradients=gradients
-                )
 
     # ---- groups --------------------------------------------------------------------------------
 

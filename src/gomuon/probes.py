@@ -75,6 +75,7 @@ class Tap(torch.autograd.Function):
         ctx: Any,
         y: Tensor,
         x: Tensor | None,
+        mask: Tensor | None,
         reader: Reader,
         inputs_total: Tensor | None,
         inputs_count: Tensor | None,
@@ -82,8 +83,8 @@ class Tap(torch.autograd.Function):
         gradients_count: Tensor | None,
         gradients_uses: Tensor | None,
     ) -> Tensor:
-        if x is not None:
-            ctx.save_for_backward(x)  # the tensor the layer itself keeps: no extra memory
+        # x is the tensor the layer itself keeps: no extra memory.
+        ctx.save_for_backward(x, mask)
         ctx.reader = reader
         ctx.dtypes = tuple(
             None if probe is None else probe.dtype
@@ -95,18 +96,23 @@ class Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         inputs_dtype, count_dtype, gradients_dtype = ctx.dtypes
-        A = None
-        if inputs_dtype:
-            A = moment(ctx.reader.inputs(ctx.saved_tensors[0].detach()), inputs_dtype)
-        rows = ctx.reader.gradients(g.detach())
-        count, uses = (
-            torch.full((), number, dtype=torch.float64, device=g.device)
-            for number in (rows.shape[-2], ctx.reader.uses(g))
-        )
+        x, mask = ctx.saved_tensors
+        rows_g = ctx.reader.gradients(g.detach())
+        rows_x = ctx.reader.inputs(x.detach()) if inputs_dtype else None
+        if mask is None:
+            count, uses = (
+                torch.full((), number, dtype=torch.float64, device=g.device)
+                for number in (rows_g.shape[-2], ctx.reader.uses(g))
+            )
+        else:
+            wanted = ctx.reader.gradients(mask.to(g.dtype).unsqueeze(-1))  # one or zero per row
+            rows_g, rows_x = rows_g * wanted, None if rows_x is None else rows_x * wanted
+            count, uses = wanted.sum(dtype=torch.float64), mask.sum(dtype=torch.float64)
+        A = None if rows_x is None else moment(rows_x, inputs_dtype)
         gradients: tuple[Tensor | None, ...] = (None, None, None)
         if gradients_dtype:
-            gradients = (moment(rows, gradients_dtype), count, uses)
-        return g, None, None, A, count if count_dtype else None, *gradients
+            gradients = (moment(rows_g, gradients_dtype), count, uses)
+        return g, None, None, None, A, count if count_dtype else None, *gradients
 
 
 def gradient(probe: Tensor) -> Tensor:
