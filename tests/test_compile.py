@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
-from gomuon import GoMuon
+from gomuon import GeometryWarning, GoMuon
 
 
 class Net(nn.Module):
@@ -82,3 +82,39 @@ def test_two_graphs_and_no_recompilation_after_the_first_cycle() -> None:
     steps(range(4, 16))
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+def test_a_compiled_step_is_the_eager_one() -> None:
+    """`step` opts out of compilation, so that compiling it changes nothing."""
+    eager, net = Net(), Net()
+    run(eager, eager, GoMuon(eager), steps=6)
+    optimizer = GoMuon(net)
+    compiled_step = torch.compile(lambda: optimizer.step())
+    for step in range(6):
+        x = torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        for part in x.chunk(2):
+            net(part).square().mean().backward()
+        compiled_step()
+    for p, q in zip(eager.parameters(), net.parameters(), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.slow
+def test_hooks_placed_after_a_compiled_run_are_reported_missing() -> None:
+    net = Net()
+    compiled = torch.compile(net)
+    compiled(torch.randn(5, 3, 8)).sum().backward()
+    optimizer = GoMuon(net, refresh_every=1)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        compiled(torch.randn(5, 3, 8)).square().mean().backward()
+        optimizer.step()
+
+    with pytest.warns(GeometryWarning, match="torch.compiler.reset"):
+        step()
+    torch.compiler.reset()
+    step()
+    assert "left_map" in optimizer.state[net.q.weight]

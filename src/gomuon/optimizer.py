@@ -114,6 +114,8 @@ class MatrixOptimizer(WatchingOptimizer):
 
     # ---- the step ---------------------------------------------------------------------------
 
+    # The step branches on what was captured and calls LAPACK, which a graph gains nothing from.
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient; returns the closure's loss."""
@@ -183,7 +185,9 @@ class MatrixOptimizer(WatchingOptimizer):
                 names = ", ".join(repr(layer.name) for layer in blind)
                 self._warn_once(
                     f"nothing was captured of {names}: since the last step no forward pass in "
-                    "training mode went through its module. It runs on identity maps, as Muon does"
+                    "training mode went through its module. It runs on identity maps, as Muon does. "
+                    "(A model compiled and run before its optimizer was made ignores hooks until "
+                    "torch.compiler.reset() is called.)"
                 )
 
     def add_observer(self, observer: Observer) -> Callable[[], None]:
