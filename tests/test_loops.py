@@ -13,6 +13,7 @@ from torch.utils.checkpoint import (
 )
 
 from gomuon import GeometryWarning, GoMuon, Muon
+from tests.memory import peak_bytes
 from tests.models import language_loss, mlp, train, transformer
 
 
@@ -64,6 +65,26 @@ def test_activation_checkpointing_changes_nothing(how: str) -> None:
             model(x.clone().requires_grad_()).square().mean().backward()
             optimizer.step()
     assert_same(saved, plain)
+
+
+def test_a_refresh_under_checkpointing_costs_its_moments_and_no_activation() -> None:
+    model = Checkpointed("not reentrant")
+    x = torch.randn(4096, 6, dtype=torch.float64).requires_grad_()
+
+    def cost() -> int:
+        peak = peak_bytes(lambda: model(x).square().mean().backward())
+        model.zero_grad()
+        return peak
+
+    cost()
+    without = cost()
+    optimizer = GoMuon(model)
+    refresh = cost()
+    statistics = optimizer._captures[0].collect().values()
+    moments = {id(m): m.total.nbytes for s in statistics for m in (s.inputs, s.gradients) if m}
+    one_activation = 4096 * 8 * 8
+    # At most the copy of one output, while it replaces the original.
+    assert refresh - without < sum(moments.values()) + one_activation
 
 
 class Experts(nn.Module):

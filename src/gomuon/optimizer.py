@@ -185,9 +185,9 @@ class MatrixOptimizer(WatchingOptimizer):
                 names = ", ".join(repr(layer.name) for layer in blind)
                 self._warn_once(
                     f"nothing was captured of {names}: since the last step no forward pass in "
-                    "training mode went through its module. It runs on identity maps, as Muon does. "
-                    "(A model compiled and run before its optimizer was made ignores hooks until "
-                    "torch.compiler.reset() is called.)"
+                    "training mode went through its module. It runs on identity maps, as Muon does "
+                    "(a model compiled and run before its optimizer was made ignores hooks until "
+                    "torch.compiler.reset() is called)"
                 )
 
     def add_observer(self, observer: Observer) -> Callable[[], None]:
