@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gomuon.routing import plain_name
 from gomuon.settings import CHECKS
 
 FORMAT = 1
@@ -113,7 +114,7 @@ def _in_order(index: int, group: Group, saved: Group) -> dict[str, Any]:
 
 def _unwrapped(names: Sequence[str]) -> list[str]:
     """Names as they are without DistributedDataParallel and torch.compile around the model."""
-    bare = [name.replace("_orig_mod.", "").removeprefix("module.") for name in names]
+    bare = [plain_name(name).removeprefix("module.") for name in names]
     return bare if len(set(bare)) == len(bare) else list(names)
 
 

@@ -107,6 +107,9 @@ class PersistentOptimizer(torch.optim.Optimizer):
             self._begin()
             self._captures.extend(Capture() for _ in self.param_groups)
             self._watch_steps()
+            for holder in (self.defaults, *self.param_groups):  # older than a setting, perhaps
+                for name, value in self.recipe.defaults.items():
+                    holder.setdefault(name, self.defaults.get(name, value))
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         new = type(self).__new__(type(self))

@@ -1,0 +1,182 @@
+"""What torch's own suite asks of every optimizer's steps, asked of ours with torch's helpers."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from tests.torch_suite import (
+    EVERY_METHOD,
+    EVERY_WAY,
+    TENSOR_LR_IN_MIXED_GROUPS,
+    assert_equal,
+    helpers,
+    problem,
+    problems,
+)
+
+# Made of bare parameters, methods that capture say so once; here that is meant.
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*given parameters, not a model.*:gomuon.GeometryWarning"
+)
+
+
+@EVERY_METHOD
+def test_errors(info: Any) -> None:
+    if info.name == "MuonQK":
+        with pytest.raises(ValueError, match="pass the model"):
+            problem(info, bare=True)
+        pytest.skip("all of torch's error inputs are bare parameters")
+    for error in info.optim_error_inputs_func(device="cpu", dtype=torch.float32):
+        given = error.optimizer_error_input
+        params = given.params
+        if params is None:
+            params = [nn.Parameter(torch.ones(2, 2))]
+        kind, message = error.error_type, error.error_regex
+        if issubclass(kind, Warning):
+            with pytest.warns(kind, match=message):
+                info.optim_cls(params, **given.kwargs)
+        elif error.error_on == helpers.OptimizerErrorEnum.CONSTRUCTION_ERROR:
+            with pytest.raises(kind, match=message):
+                info.optim_cls(params, **given.kwargs)
+        else:
+            optimizer = info.optim_cls(params, **given.kwargs)
+            with pytest.raises(kind, match=message):
+                optimizer.step()
+
+
+@EVERY_WAY
+def test_goes_in_the_right_direction(info: Any, bare: bool) -> None:
+    for one in problems(info, bare):
+        losses = one.train(10)
+        assert losses[-1] < losses[0], one.optimizer.defaults
+
+
+@EVERY_METHOD
+def test_goes_in_the_right_direction_under_schedulers(info: Any) -> None:
+    for make_scheduler in info.scheduler_inputs:
+        one = problem(info)
+        scheduler = make_scheduler(one.optimizer)
+        losses = []
+        for _ in range(10):
+            losses += one.train(1)
+            if isinstance(scheduler, ReduceLROnPlateau):
+                scheduler.step(losses[-1])
+            else:
+                scheduler.step()
+        assert losses[-1] < losses[0]
+
+
+@EVERY_WAY
+def test_does_nothing_without_gradients(info: Any, bare: bool) -> None:
+    for one in problems(info, bare):
+        before = one.values()
+        for p in one.parameters:
+            p.grad = None
+        one.optimizer.step()
+        assert_equal(one.values(), before)
+        assert not one.optimizer.state
+
+
+@pytest.mark.filterwarnings("ignore:nothing was captured:gomuon.GeometryWarning")
+@EVERY_WAY
+def test_zero_gradients_only_decay(info: Any, bare: bool) -> None:
+    """Nothing where no decay is asked for; see `test_every_recipe` for how much it is elsewhere."""
+    for one in problems(info, bare):
+        for group in one.optimizer.param_groups:
+            group["weight_decay"] = 0.0
+            group["adamw"] = {**group["adamw"], "weight_decay": 0.0}
+        before = one.values()
+        for p in one.parameters:
+            p.grad = torch.zeros_like(p)
+        one.optimizer.step()
+        assert_equal(one.values(), before)
+        for group in one.optimizer.param_groups:
+            group["weight_decay"] = 0.1
+        one.optimizer.step()
+        for p, old in zip(one.parameters, before, strict=True):
+            assert bool((p.abs() <= old.abs()).all())
+        assert not all(map(torch.equal, one.values(), before))
+
+
+@EVERY_WAY
+def test_gradients_are_not_written_to(info: Any, bare: bool) -> None:
+    one = problem(info, bare)
+    one.backward()
+    before = [p.grad.clone() for p in one.parameters if p.grad is not None]
+    one.optimizer.step()
+    assert_equal([p.grad for p in one.parameters if p.grad is not None], before)
+
+
+@EVERY_METHOD
+@pytest.mark.parametrize("key", ["lr", "weight_decay"])
+def test_groups_have_their_own(info: Any, key: str) -> None:
+    """A group's value counts as the constructor's would, and leaves other groups alone."""
+    if info.name == "MuonQK":
+        pytest.skip("its groups come from the model")
+    # K-FAC's budget is one for all layers of a group.
+    alone = {"kl_clip": None} if "kl_clip" in info.optim_cls.recipe.defaults else {}
+
+    def moved(groups: Any, **settings: Any) -> list[Tensor]:
+        parameters = [nn.Parameter(torch.eye(4) + 0.1) for _ in range(2)]
+        for p in parameters:
+            p.grad = torch.arange(16.0).reshape(4, 4).sin()
+        optimizer = info.optim_cls(groups(*parameters), **alone, **settings)
+        for _ in range(2):  # SOAP's first only observes
+            optimizer.step()
+        return [p.detach() for p in parameters]
+
+    default = moved(lambda a, b: [a, b])
+    other = moved(lambda a, b: [a, b], **{key: 0.05})
+    mixed = moved(lambda a, b: [{"params": [a], key: 0.05}, {"params": [b]}])
+    torch.testing.assert_close(mixed, [other[0], default[1]])
+    assert not torch.equal(mixed[0], mixed[1])
+
+
+@EVERY_WAY
+def test_a_tensor_lr_is_the_same_lr(info: Any, bare: bool) -> None:
+    """In place, as schedulers change it, too; and it stays a tensor that nobody writes to."""
+    if bare and not TENSOR_LR_IN_MIXED_GROUPS:
+        pytest.xfail("vectors in a group of matrices")
+    number, tensor = problem(info, bare, lr=0.25), problem(info, bare, lr=torch.tensor(0.25))
+    for one in (number, tensor):
+        one.train(2)
+    lr = tensor.optimizer.param_groups[0]["lr"]
+    assert isinstance(lr, Tensor)
+    assert lr == 0.25
+    lr.fill_(0.125)
+    for group in number.optimizer.param_groups:
+        if group["treatment"] != "adamw":
+            group["lr"] = 0.125
+    for one in (number, tensor):
+        one.train(2)
+    torch.testing.assert_close(tensor.values(), number.values())
+
+
+@EVERY_WAY
+def test_a_step_leaves_state_behind(info: Any, bare: bool) -> None:
+    for one in problems(info, bare):
+        one.train(1)
+        joined = {spec.bias for spec in one.optimizer._specs.values()}
+        for p in one.parameters:
+            tensors = [v for v in one.optimizer.state.get(p, {}).values() if isinstance(v, Tensor)]
+            assert p in joined or tensors
+
+
+@EVERY_METHOD
+def test_parameters_of_several_dtypes(info: Any) -> None:
+    if info.name == "MuonQK":
+        pytest.skip("it refuses bare parameters")
+    dtypes = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+    parameters = [nn.Parameter(torch.eye(3, 4, dtype=dtype)) for dtype in dtypes]
+    optimizer = info.optim_cls(parameters)
+    before = [p.detach().clone() for p in parameters]
+    for step in range(3):
+        for p in parameters:
+            p.grad = torch.arange(12.0).add(step).sin().reshape(3, 4).to(p.dtype)
+        optimizer.step()
+    for p, old in zip(parameters, before, strict=True):
+        assert p.isfinite().all()
+        assert not torch.equal(p, old)
