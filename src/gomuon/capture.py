@@ -268,6 +268,16 @@ class Capture:
             for parameter, hooks in self._hooks.items()
         }
 
+    def shapes(self) -> dict[Tensor, tuple[Shape | None, Shape | None]]:
+        """The shapes of the moments asked for, inputs and gradients, by parameter."""
+        return {
+            parameter: (
+                hooks[0].shapes[0] if hooks[0].wants_inputs else None,
+                hooks[0].shapes[1] if hooks[0].wants_gradients else None,
+            )
+            for parameter, hooks in self._hooks.items()
+        }
+
     def use_gradients_of(self, loss: Tensor) -> None:
         """Take output gradients from `loss` instead of the loss that is trained on."""
         hooks = [hook for hooks in self._hooks.values() for hook in hooks if hook.wants_gradients]

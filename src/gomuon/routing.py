@@ -98,6 +98,11 @@ def check_trainable(name: str, parameter: Tensor) -> None:
             f"parameter {name!r} is {parameter.dtype}; expected a real floating dtype (leave it "
             f'out with routes={{{name!r}: "frozen"}})'
         )
+    if type(parameter.data).__name__ == "DTensor":
+        raise ValueError(
+            f"parameter {name!r} is sharded (a DTensor, as fully_shard makes them), which is not "
+            "supported yet; use DistributedDataParallel"
+        )
     if parameter.layout != torch.strided:
         raise ValueError(
             f"parameter {name!r} has layout {parameter.layout}; expected a dense tensor"
