@@ -10,7 +10,6 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from tests.torch_suite import (
     EVERY_METHOD,
     EVERY_WAY,
-    TENSOR_LR_IN_MIXED_GROUPS,
     assert_equal,
     helpers,
     problem,
@@ -138,8 +137,6 @@ def test_groups_have_their_own(info: Any, key: str) -> None:
 @EVERY_WAY
 def test_a_tensor_lr_is_the_same_lr(info: Any, bare: bool) -> None:
     """In place, as schedulers change it, too; and it stays a tensor that nobody writes to."""
-    if bare and not TENSOR_LR_IN_MIXED_GROUPS:
-        pytest.xfail("vectors in a group of matrices")
     number, tensor = problem(info, bare, lr=0.25), problem(info, bare, lr=torch.tensor(0.25))
     for one in (number, tensor):
         one.train(2)

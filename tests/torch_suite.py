@@ -42,8 +42,6 @@ NEWEST = (
     "input_decay", "geometry_decay", "token_stride", "token_skip", "reduce", "statistics_every",
     "graft", "aspect", "polar",
 )  # fmt: skip
-# AdamW's foreach kernel refuses a tensor lr, which a group of matrices and vectors hands to it.
-TENSOR_LR_IN_MIXED_GROUPS = False
 TORCH_FLAGS = ("foreach", "fused", "capturable", "differentiable", "maximize")
 
 
@@ -188,9 +186,7 @@ def problem(info: Any, bare: bool = False, **kwargs: Any) -> Problem:
 def problems(info: Any, bare: bool) -> Iterator[Problem]:
     """One for every input of the entry."""
     for given in info.optim_inputs_func(device="cpu"):
-        tensor_lr = isinstance(given.kwargs.get("lr"), Tensor)
-        if TENSOR_LR_IN_MIXED_GROUPS or not (bare and tensor_lr):
-            yield problem(info, bare, **given.kwargs)
+        yield problem(info, bare, **given.kwargs)
 
 
 def assert_equal(one: list[Tensor], other: list[Tensor]) -> None:

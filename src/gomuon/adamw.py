@@ -41,7 +41,7 @@ def adamw_step(
         [state["exp_avg_sq"] for state in states],
         [],
         [state["step"] for state in states],
-        foreach=True,
+        foreach=not isinstance(lr, Tensor),  # its kernels want a number
         amsgrad=False,
         beta1=beta1,
         beta2=beta2,

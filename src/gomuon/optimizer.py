@@ -92,6 +92,10 @@ class MatrixOptimizer(WatchingOptimizer):
             super().__init__(params, defaults)
             self._warn_uncaptured_construction()
 
+        if isinstance(self.defaults["lr"], Tensor):
+            # Schedulers write into the groups' tensor; what they are measured against must stay.
+            self.defaults["lr"] = self.defaults["lr"].clone()
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Show a recipe's own defaults in the signature of a class that adds no __init__."""
         super().__init_subclass__(**kwargs)

@@ -69,7 +69,7 @@ class WatchingOptimizer(PersistentOptimizer):
             for capture in self._captures:
                 capture.window.mask = None
 
-    def use_scaler(self, scaler: torch.amp.GradScaler) -> None:
+    def use_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
         """Tell of the GradScaler, whose scale the captured gradients carry.
 
         Without it all is well while the scale stays; when it changes, B̄ weighs old and new
