@@ -75,7 +75,7 @@ def work(rank: int, method: str, folder: str) -> None:
 def states(method: str, folder: Path) -> list[dict[str, Tensor]]:
     """The weights every rank ends with.
 
-    A start that stalls, seen rarely on a loaded machine, is tried again; a rank that fails is not.
+    A run that stalls, seen once on a loaded machine, is tried again; a rank that fails is not.
     """
     context = mp.get_context("spawn")
     for attempt in range(3):

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from gomuon.layers import follow, working_dtype
+from gomuon.layers import follow
+from gomuon.probes import working_dtype
 
 
 def adamw_step(

@@ -12,7 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from gomuon.probes import Moment, Probe, Shape, Tap, Term, add, gradient, leaf, unscaled
+from gomuon.probes import (
+    Moment,
+    Probe,
+    Shape,
+    Tap,
+    Term,
+    add,
+    gradient,
+    leaf,
+    unscaled,
+    working_dtype,
+)
 from gomuon.readers import Reader
 
 
@@ -151,7 +162,7 @@ class LayerHook:
     def place(self, weight: Tensor) -> None:
         """Make this layer's own probes; `inputs` serves where readings cannot be shared."""
         self.kind = (weight.dtype, weight.device)
-        self.dtype = torch.float64 if weight.dtype == torch.float64 else torch.float32
+        self.dtype = working_dtype(weight)
         self.inputs, self.gradients = (
             Probe(shape, self.dtype, weight.device) for shape in self.shapes
         )

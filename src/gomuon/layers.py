@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gomuon.capture import Statistics
+from gomuon.probes import working_dtype
 
 
 @dataclass(frozen=True)
@@ -167,11 +168,6 @@ def follow(parameter: Tensor, state: dict[str, Any]) -> None:
     for key, value in state.items():
         if isinstance(value, Tensor) and key != "step":  # AdamW counts on the host
             state[key] = value.to(parameter.device, working_dtype(parameter))
-
-
-def working_dtype(tensor: Tensor) -> torch.dtype:
-    """float64 for float64, float32 for everything else."""
-    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
 def _sides(parameter: Tensor, spec: LayerSpec) -> tuple[int, int]:

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gomuon.capture import Statistics
-from gomuon.probes import Moment
+from gomuon.probes import Moment, working_dtype
 
 Wanted = tuple[tuple[int, ...] | None, tuple[int, ...] | None]  # shapes of the two moments
 
@@ -74,8 +74,9 @@ def _summed(
     slots: Sequence[tuple[Moment | None, tuple[int, ...]]], like: Tensor
 ) -> list[Moment | None]:
     """All moments in two messages: totals in one, counts in the other."""
-    dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
-    zeros = [torch.zeros(shape, dtype=dtype, device=like.device) for _, shape in slots]
+    zeros = [
+        torch.zeros(shape, dtype=working_dtype(like), device=like.device) for _, shape in slots
+    ]
     totals = [
         zero if local is None else local.total.to(zero)
         for zero, (local, _) in zip(zeros, slots, strict=True)

@@ -115,6 +115,11 @@ class Tap(torch.autograd.Function):
         return g, None, None, None, A, count if count_dtype else None, *gradients
 
 
+def working_dtype(tensor: Tensor) -> torch.dtype:
+    """State and statistics are float64 for float64, float32 for everything else."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
 def gradient(probe: Tensor) -> Tensor:
     assert probe.grad is not None
     return probe.grad

@@ -4,7 +4,7 @@ A geometry never clears a map: a layer that was not seen, or whose factor is unu
 it has, which Corollary 2 certifies as exact for its own ball.
 """
 
-from gomuon.geometry.base import Geometry, Group, NoGeometry
+from gomuon.geometry.base import Geometry, Group
 from gomuon.geometry.captured import CapturedMoments
 from gomuon.geometry.gradients import CoupledFactors, GradientGrams, RowColumnNorms
 from gomuon.geometry.partner import PartnerGram
@@ -16,7 +16,6 @@ __all__ = [
     "Geometry",
     "GradientGrams",
     "Group",
-    "NoGeometry",
     "PartnerGram",
     "RotatingBasis",
     "RowColumnNorms",

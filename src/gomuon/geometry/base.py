@@ -34,9 +34,6 @@ class Geometry:
         """Renew, after the update, what the next step will use."""
 
 
-NoGeometry = Geometry
-
-
 def due(group: Group, clock: str = "refresh_every") -> bool:
     """t mod K = 0."""
     return bool(group["step"] % group[clock] == 0)
