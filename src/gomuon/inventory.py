@@ -1,0 +1,133 @@
+"""A model as the costs see it: its matrices as shapes, and which of them read the same input."""
+
+from collections.abc import Hashable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gomuon.costs import MatrixLayer, Settings
+from gomuon.groups import cut, joined_biases, module_specs, watched_modules
+from gomuon.layers import PLAIN, Layer, LayerSpec, check_spec
+from gomuon.readers import ConvReader, Sampling
+from gomuon.recipes import Recipe
+from gomuon.routing import Routes, RoutingTable, plain_name, route, select
+
+Readings = Mapping[Tensor, Hashable]
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """The routing of a model, its matrices, and (rows, elements in a row) of AdamW's parameters."""
+
+    table: RoutingTable
+    layers: tuple[MatrixLayer, ...]
+    others: tuple[tuple[int, int], ...]
+
+
+def inventory(
+    model: nn.Module,
+    recipe: Recipe,
+    settings: Settings,
+    readings: Readings | None = None,
+    routes: Routes = None,
+    specs: Mapping[str, LayerSpec] | None = None,
+) -> Inventory:
+    """What `recipe` will find in `model`, which may live on the meta device.
+
+    Args:
+        model: its parameters are routed and cut as the optimizer would.
+        recipe: the method.
+        settings: its group's settings.
+        readings: what `readings` found; without it no two layers share an input.
+        routes: as the optimizer's.
+        specs: as the optimizer's.
+    """
+    table = route(model, routes)
+    table = joined_biases(model, table) if recipe.joins_bias else table
+    matrices = {entry.parameter for entry in table.treated("matrix")}
+    cuts = _cuts(model, matrices if recipe.joins_bias else set(), specs or {})
+    joined = {spec.bias for spec in cuts.values()}
+
+    def sampling(weight: Tensor) -> Sampling:
+        return Sampling(ones=cuts.get(weight, PLAIN).bias is not None)
+
+    watched = watched_modules(model, sampling)
+    layers = []
+    for number, entry in enumerate(table.treated("matrix")):
+        parameter = entry.parameter
+        if parameter in joined or parameter.numel() == 0:
+            continue
+        spec = cut(cuts.get(parameter, PLAIN), settings)
+        reads: Hashable | None = None
+        if parameter in watched:
+            readers = tuple(w.reader for w in watched[parameter])
+            seen = number if readings is None else readings.get(parameter)
+            # Whoever reads one tensor in two ways takes two moments of it.
+            reads = None if seen is None else (seen, readers)
+        groups = parameter in watched and isinstance(watched[parameter][0].reader, ConvReader)
+        layers.append(_described(entry.name, parameter, spec, reads, groups and spec.parts > 1))
+    others = tuple(_rows(entry.parameter) for entry in table.treated("adamw"))
+    return Inventory(table, tuple(layers), others)
+
+
+def readings(model: nn.Module, *inputs: Tensor) -> dict[Tensor, Hashable]:
+    """Weights and what they read in one forward pass, by identity, as the capture finds it.
+
+    On the meta device this costs no memory. A weight that was never called is left out.
+    """
+    alive: list[Tensor] = []  # a dead tensor's id may come again
+    seen: dict[Tensor, list[tuple[int, int]]] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        x: Tensor = args[0] if args else kwargs["input"]
+        alive.append(x)
+        weight: Tensor = module.weight  # type: ignore[assignment]
+        seen.setdefault(weight, []).append((id(x), x._version))
+
+    modules = watched_modules(model, lambda weight: Sampling())
+    handles = [
+        watched.module.register_forward_pre_hook(note, with_kwargs=True)
+        for found in modules.values()
+        for watched in found
+    ]
+    try:
+        with torch.no_grad():
+            model(*inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    numbers: dict[tuple[tuple[int, int], ...], int] = {}
+    return {
+        weight: numbers.setdefault(tuple(calls), len(numbers)) for weight, calls in seen.items()
+    }
+
+
+def _cuts(
+    model: nn.Module, biases: set[Tensor], specs: Mapping[str, LayerSpec]
+) -> dict[Tensor, LayerSpec]:
+    """How weights are cut: by module, then as `specs` says."""
+    cuts = module_specs(model, biases)
+    names = {plain_name(name): p for name, p in model.named_parameters()}
+    for name, spec in select(specs, list(names), "specs"):
+        own = cuts.get(names[name], PLAIN)
+        merged = replace(spec, transposed=own.transposed or spec.transposed, bias=own.bias)
+        check_spec(name, names[name], merged)
+        cuts[names[name]] = merged
+    return cuts
+
+
+def _described(
+    name: str, parameter: Tensor, spec: LayerSpec, reads: Hashable | None, grouped: bool
+) -> MatrixLayer:
+    layer = Layer(name, parameter, {}, spec)
+    tensors = [_rows(tensor) for tensor in (parameter, spec.bias) if tensor is not None]
+    m, n = layer.shape
+    return MatrixLayer(name, tuple(tensors), layer.rows, layer.columns, m, n, reads, grouped)
+
+
+def _rows(parameter: Tensor) -> tuple[int, int]:
+    """(rows, elements in a row), as sharding along the first dimension cuts a parameter."""
+    rows = parameter.shape[0] if parameter.ndim else 1
+    return rows, parameter.numel() // rows if rows else 0

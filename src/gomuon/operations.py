@@ -1,0 +1,77 @@
+"""Matrix products and decompositions as data, and how many operations each is."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Product:
+    """`count` products [m, k]·[k, n], 2mkn operations each."""
+
+    count: int
+    m: int
+    k: int
+    n: int
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.count * self.m * self.k * self.n
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """`count` decompositions of [m, n] by LAPACK or its like."""
+
+    count: int
+    routine: str
+    m: int
+    n: int
+
+    @property
+    def flops(self) -> int:
+        """The textbook's leading terms: an estimate of what a library does, not a count."""
+        return self.count * DECOMPOSITIONS[self.routine](self.m, self.n)
+
+
+Operation = Product | Decomposition
+Work = list[Operation]
+
+
+def _svd_flops(m: int, n: int) -> int:
+    """U, Σ, V of the compact SVD: the better of Golub–Reinsch and R-SVD."""
+    m, n = max(m, n), min(m, n)
+    return min(14 * m * n**2 + 8 * n**3, 6 * m * n**2 + 20 * n**3)
+
+
+# Golub & Van Loan, Matrix Computations, 4th edition, sections 4.2, 8.3 and 8.6.
+DECOMPOSITIONS: dict[str, Callable[[int, int], int]] = {
+    "eigh": lambda n, _: 9 * n**3,
+    "eigvalsh": lambda n, _: 4 * n**3 // 3,
+    "cholesky": lambda n, _: n**3 // 3,
+    "svd": _svd_flops,
+}
+
+
+def flops(work: Sequence[Operation]) -> int:
+    return sum(operation.flops for operation in work)
+
+
+# Quintic steps of the polar factors that are made of products alone.
+QUINTICS = {"polar-express": 16, "newton-schulz": 5}
+
+
+def polar_work(count: int, m: int, n: int, method: str) -> Work:
+    """The polar factor, as `functional.polar` computes it; `method` is not "auto"."""
+    short, long = min(m, n), max(m, n)
+    if method in QUINTICS:
+        steps = count * QUINTICS[method]  # YYᵀ, its square, (bYYᵀ + c(YYᵀ)²)Y
+        shapes = ((short, long, short), (short, short, short), (short, short, long))
+        return [*(Product(steps, *shape) for shape in shapes)]
+    if method == "gram":  # of a well-conditioned matrix: YᵀY, a test of it, Y·V·λ^(−½)·Vᵀ
+        return [
+            Product(count, short, long, short),
+            Decomposition(count, "cholesky", short, short),
+            Decomposition(count, "eigh", short, short),
+            Product(2 * count, long, short, short),
+        ]
+    return [Decomposition(count, "svd", m, n), Product(count, m, short, n)]

@@ -1,0 +1,64 @@
+"""Who computes which matrices when there are several ranks; plain numbers, no torch.
+
+Layers that read one input share its factor A and its root, so they are one *unit* with one owner:
+no map ever has to travel.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Unit:
+    """Layers with one owner, in numbers.
+
+    Attributes:
+        names: the layers.
+        tensors: (rows, elements in a row) of every parameter in it, as shards cut them.
+        moments: elements of every captured sum that goes to the owner.
+        cost: what the owner's work is weighed by.
+    """
+
+    names: tuple[str, ...]
+    tensors: tuple[tuple[int, int], ...]
+    moments: tuple[int, ...] = ()
+    cost: float = 0.0
+
+
+def assign(costs: Sequence[float], ranks: int) -> list[int]:
+    """An owner for every cost: the largest first, each to the rank with the least so far.
+
+    Graham's longest-processing-time rule, at most 4/3 of the best possible. Equal costs go in
+    their order and equal ranks by number, so every rank finds the same owners for itself.
+
+    Raises:
+        ValueError: there is no rank, or a cost is negative or not a number.
+    """
+    if ranks < 1:
+        raise ValueError(f"ranks must be at least 1, got {ranks}")
+    for cost in costs:
+        if not cost >= 0:
+            raise ValueError(f"a cost must be a number >= 0, got {cost!r}")
+    owners = [0] * len(costs)
+    # The number of units breaks ties before the rank does, so that units without cost spread too.
+    waiting = [(0.0, 0, rank) for rank in range(ranks)]
+    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
+        load, held, rank = heapq.heappop(waiting)
+        owners[index] = rank
+        heapq.heappush(waiting, (load + costs[index], held + 1, rank))
+    return owners
+
+
+def loads(costs: Sequence[float], owners: Sequence[int], ranks: int) -> list[float]:
+    """What every rank carries."""
+    totals = [0.0] * ranks
+    for cost, owner in zip(costs, owners, strict=True):
+        totals[owner] += cost
+    return totals
+
+
+def imbalance(carried: Sequence[float]) -> float:
+    """Largest over mean, which the busiest rank makes the others wait; 1 where nothing is done."""
+    mean = sum(carried) / len(carried)
+    return max(carried) / mean if mean else 1.0

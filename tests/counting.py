@@ -1,0 +1,68 @@
+"""Counting what a real step does: products by torch's own counter, decompositions by call."""
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from gomuon.operations import Decomposition, Operation, Product
+
+Calls = Counter[tuple[str, int, int]]
+
+_ROUTINES = {
+    getattr(torch.linalg, name): name
+    for name in ("svd", "eigh", "eigvalsh", "qr", "inv", "cholesky", "cholesky_ex", "solve")
+}
+
+
+class Decompositions(TorchFunctionMode):
+    """Counts decompositions by routine and shape.
+
+    Not a dispatch mode: under one, eigvalsh asks for eigenvectors and looks like eigh.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Calls = Counter()
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        if func in _ROUTINES:
+            X: Tensor = args[0]
+            name = _ROUTINES[func].removesuffix("_ex")
+            self.calls[name, X.shape[-2], X.shape[-1]] += X[..., 0, 0].numel()
+        return func(*args, **(kwargs or {}))
+
+
+def counted(action: Callable[[], Any]) -> tuple[int, Calls]:
+    """FLOPs of the products of `action`, and its decompositions."""
+    counter = FlopCounterMode(display=False)
+    decompositions = Decompositions()
+    with counter, decompositions:
+        action()
+    return counter.get_total_flops(), decompositions.calls
+
+
+def predicted(work: list[Operation]) -> tuple[int, Calls]:
+    """The same, from a list of operations."""
+    calls: Calls = Counter()
+    for operation in work:
+        if isinstance(operation, Decomposition):
+            calls[operation.routine, operation.m, operation.n] += operation.count
+    return sum(x.flops for x in work if isinstance(x, Product)), calls
+
+
+def state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of all tensors in the state; a storage that several share counts once."""
+    storages = {
+        value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    }
+    return sum(storages.values())

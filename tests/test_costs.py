@@ -1,0 +1,198 @@
+"""The cost model against what the optimizers really multiply, decompose and keep."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gomuon
+from gomuon import LayerSpec
+from gomuon.costs import (
+    METHODS,
+    MatrixLayer,
+    map_work,
+    moment_work,
+    statistics_work,
+    step_work,
+    units_of,
+)
+from gomuon.footprint import adamw_bytes, unit_elements
+from gomuon.functional import polar
+from gomuon.functional.polar import PolarMethod
+from gomuon.inventory import Inventory, inventory, readings
+from gomuon.operations import Product, Work, flops, polar_work
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.probes import working_dtype
+from tests.counting import counted, predicted, state_bytes
+from tests.models import language_loss, transformer
+
+Model = Callable[[], nn.Module]
+Specs = Mapping[str, LayerSpec]
+BATCH, LENGTH = 6, 10
+
+
+class Case:
+    """A model, one input for it, and how its weights are cut."""
+
+    def __init__(
+        self, build: Model, x: Tensor, rows: int | Mapping[str, int], specs: Specs | None = None
+    ) -> None:
+        self.build, self.x, self.specs = build, x, dict(specs or {})
+        self.rows = rows
+
+    def rows_of(self, layer: MatrixLayer) -> int:
+        return self.rows if isinstance(self.rows, int) else self.rows[layer.name]
+
+
+def _mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 12), nn.Tanh(), nn.Linear(12, 18), nn.Tanh(),
+                         nn.Linear(18, 4))  # fmt: skip
+
+
+def _convolutions() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2), nn.Flatten(), nn.Linear(128, 3)
+    )
+
+
+HEADS = {"*.attention.[qkv].weight": LayerSpec(heads=2), "*.o.weight": LayerSpec(input_heads=2)}
+SYMBOL_ROWS = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+CASES = {
+    "transformer": Case(transformer, SYMBOL_ROWS, BATCH * LENGTH),
+    "transformer32": Case(lambda: transformer(dtype=torch.float32), SYMBOL_ROWS, BATCH * LENGTH),
+    "heads": Case(transformer, SYMBOL_ROWS, BATCH * LENGTH, HEADS),
+    "mlp": Case(_mlp, torch.randn(9, 20), 9),
+    "conv": Case(
+        _convolutions, torch.randn(5, 2, 8, 8), {"0.weight": 5 * 36, "2.weight": 5 * 16}
+    ),
+}  # fmt: skip
+SETTINGS: list[tuple[str, dict[str, Any]]] = [
+    ("GoMuon", {"polar": "svd", "refresh_every": 2}),
+    ("GoMuon", {"polar": "polar-express", "refresh_every": 2}),
+    (
+        "GoMuon",
+        {"polar": "svd", "refresh_every": 2, "alpha": (0.0, 0.25), "input_decay": 0.9},
+    ),
+    ("Muon", {"polar": "svd"}),
+    ("Muon", {"polar": "polar-express"}),
+    ("Shampoo", {"refresh_every": 2}),
+    ("Shampoo", {"refresh_every": 2, "block_size": 10, "graft": "sgd"}),
+    ("KFAC", {"refresh_every": 2}),
+]
+
+
+def loss_of(model: nn.Module, case: Case, step: int) -> Tensor:
+    if case.x.dtype == torch.long:
+        return language_loss(model, step, BATCH)
+    loss: Tensor = model(case.x).square().mean()
+    return loss
+
+
+def prepared(
+    name: str, settings: dict[str, Any], case: Case
+) -> tuple[nn.Module, MatrixOptimizer, dict[str, Any], Inventory]:
+    model = case.build()
+    kind: type[MatrixOptimizer] = getattr(gomuon, name)
+    optimizer = kind(model, specs=case.specs, **settings)
+    whole = {**kind.recipe.defaults, **settings}
+    with torch.device("meta"):
+        ghost = case.build()
+        shared = readings(ghost, case.x.to("meta"))
+    return model, optimizer, whole, inventory(ghost, kind.recipe, whole, shared, specs=case.specs)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=list(CASES))
+@pytest.mark.parametrize(("name", "settings"), SETTINGS)
+def test_every_operation_and_every_byte_is_predicted(
+    name: str, settings: dict[str, Any], case: Case
+) -> None:
+    model, optimizer, whole, found = prepared(name, settings, case)
+    units = units_of(found.layers, name)
+    backward_alone: int | None = None
+    every, statistics = whole.get("refresh_every", 1), whole.get("statistics_every")
+    for step in range(2 * every):
+        refresh = step % every == 0
+        loss = loss_of(model, case, step)
+        optimizer.zero_grad()
+        products, calls = counted(loss.backward)
+        moments: Work = []
+        if METHODS[name].captures and (step % (statistics or every) == 0):
+            for unit in units:
+                moments += moment_work(unit, name, whole, case.rows_of(unit[0]))
+        extra, _ = predicted(moments)
+        # The backward pass itself costs the same every time.
+        backward_alone = products - extra if backward_alone is None else backward_alone
+        assert (products - extra, not calls) == (backward_alone, True)
+
+        work = [op for unit in units for op in step_work(unit, name, whole)]
+        work += [op for unit in units for op in statistics_work(unit, name, whole)]
+        if refresh:
+            work += [op for unit in units for op in map_work(unit, name, whole)]
+        assert counted(optimizer.step) == predicted(work)
+
+    size = working_dtype(next(model.parameters())).itemsize
+    kept = size * sum(unit_elements(unit, name, whole) for unit in units)
+    kept += adamw_bytes([rows * width for rows, width in found.others], size)
+    assert state_bytes(optimizer) == kept
+
+
+def test_backward_without_capture_is_what_is_left_over() -> None:
+    """The first test subtracts moments from a backward pass; this is that pass without any."""
+    case = CASES["transformer"]
+    model, _, whole, found = prepared("GoMuon", {}, case)
+    products, _ = counted(loss_of(model, case, 0).backward)
+    plain, _ = counted(loss_of(transformer(), case, 0).backward)
+    units = units_of(found.layers, "GoMuon")
+    moments = [op for u in units for op in moment_work(u, "GoMuon", whole, BATCH * LENGTH)]
+    assert products - plain == flops(moments) > 0
+
+
+def test_queries_keys_and_values_are_one_unit_and_so_are_gate_and_up() -> None:
+    *_, found = prepared("GoMuon", {}, CASES["transformer"])
+    units = [[layer.name.split(".")[-2] for layer in u] for u in units_of(found.layers, "GoMuon")]
+    assert units == [["q", "k", "v"], ["o"], ["gate", "up"], ["down"]] * 3
+    assert all(len(unit) == 1 for unit in units_of(found.layers, "Muon"))
+
+
+def test_without_a_forward_pass_nothing_is_shared() -> None:
+    recipe = gomuon.GoMuon.recipe
+    found = inventory(transformer(), recipe, recipe.defaults)
+    assert all(len(unit) == 1 for unit in units_of(found.layers, "GoMuon"))
+
+
+def test_a_weight_no_forward_pass_reaches_has_no_moments() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle, self.head = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.used(x))
+            return out
+
+    model, recipe = Idle(), gomuon.GoMuon.recipe
+    found = inventory(model, recipe, recipe.defaults, readings(model, torch.randn(3, 4)))
+    moments = {x.name: moment_work([x], "GoMuon", recipe.defaults, 5) for x in found.layers}
+    assert moments["idle.weight"] == []
+    assert moments["used.weight"] == [Product(1, 6, 5, 6), Product(1, 4, 5, 4)]
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (7, 7)])
+@pytest.mark.parametrize("method", sorted({*get_args(PolarMethod)} - {"auto"}))
+def test_the_polar_factor_alone(shape: tuple[int, int], method: Any) -> None:
+    X = torch.randn(3, *shape)
+    assert counted(lambda: polar(X, method)) == predicted(polar_work(3, *shape, method))
+
+
+def test_parameters_by_treatment_are_the_optimizers_own() -> None:
+    *_, optimizer, _, found = prepared("KFAC", {}, CASES["mlp"])
+    assert [(r.name, r.treatment) for r in found.table] == [
+        (r.name, r.treatment) for r in optimizer.routing_table()
+    ]
+    assert sum(rows * width for layer in found.layers for rows, width in layer.tensors) == sum(
+        r.parameter.numel() for r in found.table.treated("matrix")
+    )

@@ -1,0 +1,180 @@
+"""Owners and what is sent to and from them: properties, and cases worked out by hand."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gomuon.ownership import Unit, assign, imbalance, loads
+from gomuon.traffic import (
+    Mesh,
+    replicated_bytes,
+    shard_rows,
+    status_bytes,
+    step_bytes,
+    wrapper_bytes,
+)
+
+COSTS = st.lists(st.integers(0, 10**6).map(float), max_size=40)
+RANKS = st.integers(1, 12)
+
+
+@given(COSTS, RANKS)
+def test_every_unit_has_one_owner_that_every_rank_finds_for_itself(
+    costs: list[float], ranks: int
+) -> None:
+    owners = assign(costs, ranks)
+    assert len(owners) == len(costs)
+    assert all(owner in range(ranks) for owner in owners)
+    assert owners == assign(tuple(costs), ranks)
+    assert sum(loads(costs, owners, ranks)) == sum(costs)
+
+
+@given(COSTS, RANKS)
+def test_the_busiest_rank_is_within_grahams_bounds(costs: list[float], ranks: int) -> None:
+    carried = loads(costs, assign(costs, ranks), ranks)
+    mean, largest = sum(costs) / ranks, max(costs, default=0.0)
+    assert max(carried) <= mean + (1 - 1 / ranks) * largest + 1e-6
+    assert max(carried) <= sum(costs)
+    assert 1 <= imbalance(carried) <= ranks
+
+
+@given(st.lists(st.integers(1, 50).map(float), min_size=1, max_size=6), st.integers(1, 3))
+def test_it_is_at_most_a_third_above_the_best(costs: list[float], ranks: int) -> None:
+    carried = max(loads(costs, assign(costs, ranks), ranks))
+    best = min(
+        max(loads(costs, owners, ranks))
+        for owners in itertools.product(range(ranks), repeat=len(costs))
+    )
+    assert carried <= (4 / 3 - 1 / (3 * ranks)) * best + 1e-9
+
+
+@given(COSTS, RANKS)
+def test_more_units_than_ranks_leave_no_rank_idle(costs: list[float], ranks: int) -> None:
+    assert len(set(assign(costs, ranks))) == min(ranks, len(costs))
+
+
+def test_ties_go_by_order() -> None:
+    assert assign([1.0, 1.0, 1.0, 1.0], 2) == [0, 1, 0, 1]
+    assert assign([0.0, 0.0, 5.0], 3) == [1, 2, 0]
+    assert assign([3.0, 3.0, 2.0, 2.0, 2.0], 2) == [0, 1, 0, 1, 0]
+
+
+def test_nothing_to_do_is_balanced() -> None:
+    assert assign([], 3) == []
+    assert imbalance([0.0, 0.0]) == 1.0
+    assert imbalance([3.0, 1.0]) == 1.5
+
+
+@pytest.mark.parametrize(
+    ("costs", "ranks", "words"),
+    [([1.0], 0, "got 0"), ([-1.0], 1, "got -1.0"), ([float("nan")], 1, "got nan")],
+)
+def test_nonsense_is_refused(costs: list[float], ranks: int, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        assign(costs, ranks)
+    with pytest.raises(ValueError, match="0 × 2"):
+        Mesh(0, 2)
+
+
+# ---- what is sent ---------------------------------------------------------------------------
+
+
+@given(st.integers(0, 60), st.integers(1, 12))
+def test_shards_are_torchs_chunks(rows: int, shards: int) -> None:
+    chunks = [len(part) for part in torch.empty(rows, 2).chunk(shards)] if rows else []
+    assert shard_rows(rows, shards) == chunks + [0] * (shards - len(chunks))
+
+
+# One 5×3 weight with its factors of side 3 and 5, and one 4×2 weight without.
+UNITS = [Unit(("a",), ((5, 3),), (9, 25)), Unit(("b",), ((4, 2),))]
+COUNTS = 2 * 3 * 8  # three float64 beside each of the two moments
+
+
+def test_with_replicas_only_owners_send_whole_weights() -> None:
+    mesh, status = Mesh(replicas=3), status_bytes(3)
+    assert status == 4 * 8 * 2
+    assert step_bytes(UNITS, [1, 2], mesh, refresh=False) == [
+        status,
+        status + 2 * 15 * 4,
+        status + 2 * 8 * 4,
+    ]
+    moments = 34 * 4 + COUNTS
+    assert step_bytes(UNITS, [1, 2], mesh, refresh=True) == [
+        status + moments,
+        status + 2 * 15 * 4,
+        status + 2 * 8 * 4 + moments,
+    ]
+
+
+def test_with_shards_only_rows_travel() -> None:
+    # 5 rows on two shards are 3 and 2; 4 rows are 2 and 2.
+    mesh, status = Mesh(shards=2), status_bytes(2)
+    assert step_bytes(UNITS, [0, 1], mesh, refresh=False) == [
+        status + 2 * 3 * 4 + 2 * 2 * 4,  # a's new rows to shard 1, b's gradient rows to shard 1
+        status + 2 * 3 * 4 + 2 * 2 * 4,  # a's gradient rows to shard 0, b's new rows to shard 0
+    ]
+    wide = step_bytes(UNITS, [0, 1], mesh, refresh=True, weight_size=2, gradient_size=4)
+    assert wide == [
+        status + 2 * 3 * 2 + 2 * 2 * 4,
+        status + 2 * 3 * 4 + 2 * 2 * 2 + 34 * 4 + COUNTS,
+    ]
+
+
+def test_a_hybrid_collects_within_a_replica_and_delivers_to_all() -> None:
+    # Ranks 0 1 | 2 3. Rank 2 owns a: rank 3 sends its two rows; 0, 1 and 3 receive theirs.
+    mesh, status = Mesh(replicas=2, shards=2), status_bytes(4)
+    assert step_bytes(UNITS[:1], [2], mesh, refresh=False) == [
+        status,
+        status,
+        status + (3 + 2 + 2) * 3 * 4,
+        status + 2 * 3 * 4,
+    ]
+
+
+def test_one_rank_sends_nothing() -> None:
+    assert step_bytes(UNITS, [0, 0], Mesh(), refresh=True) == [0]
+    assert replicated_bytes(UNITS, Mesh(), refresh=True) == [0]
+    assert wrapper_bytes(100, Mesh(), weight_size=4, gradient_size=4) == 0
+
+
+def test_replicated_work_reduces_moments_and_gathers_shards() -> None:
+    moments = 34 * 4 + COUNTS
+    assert (
+        replicated_bytes(UNITS, Mesh(replicas=2), refresh=True) == [status_bytes(2) + moments] * 2
+    )
+    assert replicated_bytes(UNITS, Mesh(replicas=2), refresh=False) == [status_bytes(2)] * 2
+    assert replicated_bytes(UNITS, Mesh(shards=2), refresh=False) == [
+        status_bytes(2) + (3 * 3 + 2 * 2) * 4,
+        status_bytes(2) + (2 * 3 + 2 * 2) * 4,
+    ]
+
+
+def test_what_the_wrappers_send() -> None:
+    sizes = {"weight_size": 4, "gradient_size": 4}
+    assert wrapper_bytes(1000, Mesh(replicas=4), **sizes) == 2 * 3 / 4 * 4000
+    assert wrapper_bytes(1000, Mesh(shards=4), **sizes) == 3 * 3 / 4 * 4000
+    assert wrapper_bytes(1000, Mesh(2, 4), **sizes) == 3 * 3 / 4 * 4000 + 1000
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9)), min_size=1, max_size=5),
+    st.integers(1, 3),
+    st.integers(1, 4),
+)
+def test_what_is_sent_is_what_must_arrive(
+    shapes: list[tuple[int, int]], replicas: int, shards: int
+) -> None:
+    """Summed over ranks: each replica's missing weights, the gradients an owner lacks."""
+    mesh = Mesh(replicas, shards)
+    units = [Unit((str(i),), (shape,)) for i, shape in enumerate(shapes)]
+    owners = assign([1.0] * len(units), mesh.ranks)
+    sent = sum(step_bytes(units, owners, mesh, refresh=False))
+    expected = mesh.ranks * status_bytes(mesh.ranks)
+    for (rows, width), owner in zip(shapes, owners, strict=True):
+        own = shard_rows(rows, shards)[owner % shards]
+        expected += 4 * width * (replicas * rows - own)
+        expected += 4 * width * (rows - own) * (shards > 1)
+    assert sent == expected
