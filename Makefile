@@ -20,6 +20,7 @@ check: .venv/test
 docs: .venv/lab
 	$(BIN)/gomuon methods --markdown > docs/.methods.part
 	mv docs/.methods.part docs/methods.md
+	$(BIN)/gomuon plan --markdown docs/scaling.md
 
 # An extra is installed again whenever the files that declare it change.
 .venv/%: pyproject.toml constraints.txt

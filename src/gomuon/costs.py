@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gomuon.operations import Decomposition, Product, Work, polar_work
+from gomuon.operations import Decomposition, Product, Work, polar_work, symmetric
 from gomuon.settings import sides
 
 Settings = Mapping[str, Any]
@@ -29,6 +29,7 @@ class MatrixLayer:
         n: columns of a block.
         reads: equal for layers that read the same tensors; None for one nothing is captured of.
         grouped: moments come one per block of rows, as a grouped convolution's do.
+        uses: rows the weight is used on in one forward pass, however long that is.
     """
 
     name: str
@@ -39,6 +40,7 @@ class MatrixLayer:
     n: int
     reads: Hashable | None = None
     grouped: bool = False
+    uses: int = 1
 
     @property
     def blocks(self) -> int:
@@ -125,7 +127,7 @@ def _gram_work(layer: MatrixLayer) -> Work:
 
 def _root(count: int, d: int) -> Work:
     """`inverse_root`: eigenvectors, and the product that puts the root together."""
-    return [Decomposition(count, "eigh", d, d), Product(count, d, d, d)]
+    return [Decomposition(count, "eigh", d, d), *symmetric(count, d, d)]
 
 
 def _ridge_root(count: int, d: int) -> Work:
@@ -187,12 +189,20 @@ def map_work(unit: Sequence[MatrixLayer], method: str, settings: Settings) -> Wo
 
 def moments_of(
     unit: Sequence[MatrixLayer], method: str, settings: Settings
-) -> list[tuple[int, int]]:
-    """(count, side) of the sums captured of a unit: Σδδᵀ of every layer, Σxxᵀ once."""
-    lefts = [x.moments[0] for x in unit if captured(x, method, settings)[0]]
-    return lefts + [x.moments[1] for x in unit[:1] if captured(x, method, settings)[1]]
+) -> list[tuple[int, int, int]]:
+    """(count, side, uses) of the sums captured of a unit: Σδδᵀ of every layer, Σxxᵀ once."""
+    lefts = [(*x.moments[0], x.uses) for x in unit if captured(x, method, settings)[0]]
+    rights = [(*x.moments[1], x.uses) for x in unit[:1] if captured(x, method, settings)[1]]
+    return lefts + rights
 
 
-def moment_work(unit: Sequence[MatrixLayer], method: str, settings: Settings, rows: int) -> Work:
-    """What *every* rank multiplies in its backward pass, for `rows` uses of each weight."""
-    return [Product(count, d, rows, d) for count, d in moments_of(unit, method, settings)]
+def moment_work(
+    unit: Sequence[MatrixLayer], method: str, settings: Settings, passes: float = 1.0
+) -> Work:
+    """What *every* rank multiplies in the backward pass of so many forward passes."""
+    share = passes / settings.get("token_stride", 1)  # to a row in each sequence
+    return [
+        product
+        for count, d, uses in moments_of(unit, method, settings)
+        for product in symmetric(count, d, round(uses * share))
+    ]

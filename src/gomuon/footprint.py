@@ -1,10 +1,34 @@
 """Bytes of optimizer state, from shapes alone; the tests hold them to the real state's tensors."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from gomuon.costs import METHODS, MatrixLayer, Settings, captured, first_of_their_cut
 
 STEP_BYTES = 4  # AdamW's own count of steps, one float32 for each parameter
+
+
+@dataclass(frozen=True)
+class Kept:
+    """How many d×d tensors a method with captured factors keeps for each factor.
+
+    Attributes:
+        left: of the output side.
+        right: of the input side, in every layer's state.
+        shared: of the input side, one for all layers that share it.
+        values: whether eigenvalues are kept beside, for every layer and side.
+    """
+
+    left: int
+    right: int
+    shared: int
+    values: bool = False
+
+
+KEPT = {
+    "GoMuon": Kept(left=2, right=0, shared=1),  # B̄, P_B; P_A
+    "KFAC": Kept(left=2, right=1, shared=1, values=True),  # B, V_B; V_A, A
+}
 
 
 def memories(method: str, settings: Settings) -> int:
@@ -20,19 +44,15 @@ def unit_elements(unit: Sequence[MatrixLayer], method: str, settings: Settings) 
         return total
     if not row.captures:  # a factor and a map for either side of every block
         return total + sum(2 * count * d * d for x in unit for count, d in x.grams)
-    leaders = first_of_their_cut(unit)
+    kept, leaders = KEPT[method], first_of_their_cut(unit)
+    # Go-MUON's A is sampled and held: unless it is averaged, nothing of it outlives its map.
+    shared = kept.shared + (settings.get("input_decay") is not None)
     for layer in unit:
         left, right = captured(layer, method, settings)
         (rows, m), (columns, n) = layer.factors
-        leads = layer in leaders
-        if method == "KFAC":  # factors, bases and eigenvalues; bases are each layer's own
-            total += left * rows * (2 * m * m + m)
-            total += right * columns * (leads * n * n + n * n + n)
-        else:
-            # A is sampled and held: unless it is averaged, nothing outlives its map.
-            averaged = settings.get("input_decay") is not None
-            total += left * 2 * rows * m * m
-            total += right * leads * (1 + averaged) * columns * n * n
+        total += left * rows * (kept.left * m * m + kept.values * m)
+        total += right * columns * (kept.right * n * n + kept.values * n)
+        total += right * columns * (layer in leaders) * shared * n * n
     return total
 
 

@@ -10,11 +10,20 @@ from torch import Tensor, nn
 from gomuon.costs import MatrixLayer, Settings
 from gomuon.groups import cut, joined_biases, module_specs, watched_modules
 from gomuon.layers import PLAIN, Layer, LayerSpec, check_spec
-from gomuon.readers import ConvReader, Sampling
+from gomuon.readers import ConvReader, Reader, Sampling
 from gomuon.recipes import Recipe
 from gomuon.routing import Routes, RoutingTable, plain_name, route, select
 
-Readings = Mapping[Tensor, Hashable]
+
+@dataclass(frozen=True)
+class Reading:
+    """What a weight read in one forward pass, equal for layers that share it, in how many rows."""
+
+    what: Hashable
+    rows: int
+
+
+Readings = Mapping[Tensor, Reading]
 
 
 @dataclass(frozen=True)
@@ -61,37 +70,58 @@ def inventory(
             continue
         spec = cut(cuts.get(parameter, PLAIN), settings)
         reads: Hashable | None = None
+        uses = 1
         if parameter in watched:
             readers = tuple(w.reader for w in watched[parameter])
-            seen = number if readings is None else readings.get(parameter)
-            # Whoever reads one tensor in two ways takes two moments of it.
-            reads = None if seen is None else (seen, readers)
+            seen = Reading(number, 1) if readings is None else readings.get(parameter)
+            if seen is not None:
+                # Whoever reads one tensor in two ways takes two moments of it.
+                reads, uses = (seen.what, readers), seen.rows
         groups = parameter in watched and isinstance(watched[parameter][0].reader, ConvReader)
-        layers.append(_described(entry.name, parameter, spec, reads, groups and spec.parts > 1))
+        shape = Layer(entry.name, parameter, {}, spec)
+        tensors = [_rows(tensor) for tensor in (parameter, spec.bias) if tensor is not None]
+        layers.append(
+            MatrixLayer(
+                entry.name,
+                tuple(tensors),
+                shape.rows,
+                shape.columns,
+                *shape.shape,
+                reads=reads,
+                grouped=groups and spec.parts > 1,
+                uses=uses,
+            )
+        )
     others = tuple(_rows(entry.parameter) for entry in table.treated("adamw"))
     return Inventory(table, tuple(layers), others)
 
 
-def readings(model: nn.Module, *inputs: Tensor) -> dict[Tensor, Hashable]:
+def readings(model: nn.Module, *inputs: Tensor) -> dict[Tensor, Reading]:
     """Weights and what they read in one forward pass, by identity, as the capture finds it.
 
     On the meta device this costs no memory. A weight that was never called is left out.
     """
     alive: list[Tensor] = []  # a dead tensor's id may come again
-    seen: dict[Tensor, list[tuple[int, int]]] = {}
+    calls: dict[Tensor, list[tuple[int, int]]] = {}
+    rows: dict[Tensor, int] = {}
+    handles = []
+    for weight, modules in watched_modules(model, lambda weight: Sampling()).items():
+        for watched in modules:
 
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        x: Tensor = args[0] if args else kwargs["input"]
-        alive.append(x)
-        weight: Tensor = module.weight  # type: ignore[assignment]
-        seen.setdefault(weight, []).append((id(x), x._version))
+            def note(
+                module: nn.Module,
+                args: tuple[Any, ...],
+                kwargs: dict[str, Any],
+                output: Tensor,
+                weight: Tensor = weight,
+                reader: Reader = watched.reader,
+            ) -> None:
+                x: Tensor = args[0] if args else kwargs["input"]
+                alive.append(x)
+                calls.setdefault(weight, []).append((id(x), x._version))
+                rows[weight] = rows.get(weight, 0) + reader.uses(output)
 
-    modules = watched_modules(model, lambda weight: Sampling())
-    handles = [
-        watched.module.register_forward_pre_hook(note, with_kwargs=True)
-        for found in modules.values()
-        for watched in found
-    ]
+            handles.append(watched.module.register_forward_hook(note, with_kwargs=True))
     try:
         with torch.no_grad():
             model(*inputs)
@@ -100,7 +130,8 @@ def readings(model: nn.Module, *inputs: Tensor) -> dict[Tensor, Hashable]:
             handle.remove()
     numbers: dict[tuple[tuple[int, int], ...], int] = {}
     return {
-        weight: numbers.setdefault(tuple(calls), len(numbers)) for weight, calls in seen.items()
+        weight: Reading(numbers.setdefault(tuple(seen), len(numbers)), rows[weight])
+        for weight, seen in calls.items()
     }
 
 
@@ -116,15 +147,6 @@ def _cuts(
         check_spec(name, names[name], merged)
         cuts[names[name]] = merged
     return cuts
-
-
-def _described(
-    name: str, parameter: Tensor, spec: LayerSpec, reads: Hashable | None, grouped: bool
-) -> MatrixLayer:
-    layer = Layer(name, parameter, {}, spec)
-    tensors = [_rows(tensor) for tensor in (parameter, spec.bias) if tensor is not None]
-    m, n = layer.shape
-    return MatrixLayer(name, tuple(tensors), layer.rows, layer.columns, m, n, reads, grouped)
 
 
 def _rows(parameter: Tensor) -> tuple[int, int]:

@@ -56,6 +56,11 @@ def flops(work: Sequence[Operation]) -> int:
     return sum(operation.flops for operation in work)
 
 
+def symmetric(count: int, d: int, rows: int) -> Work:
+    """VᵀV of V [rows, d]: moments, the last product of a root, the Gram of a polar factor."""
+    return [Product(count, d, rows, d)]
+
+
 # Quintic steps of the polar factors that are made of products alone.
 QUINTICS = {"polar-express": 16, "newton-schulz": 5}
 
@@ -65,11 +70,11 @@ def polar_work(count: int, m: int, n: int, method: str) -> Work:
     short, long = min(m, n), max(m, n)
     if method in QUINTICS:
         steps = count * QUINTICS[method]  # YYᵀ, its square, (bYYᵀ + c(YYᵀ)²)Y
-        shapes = ((short, long, short), (short, short, short), (short, short, long))
-        return [*(Product(steps, *shape) for shape in shapes)]
+        square, last = Product(steps, short, short, short), Product(steps, short, short, long)
+        return [*symmetric(steps, short, long), square, last]
     if method == "gram":  # of a well-conditioned matrix: YᵀY, a test of it, Y·V·λ^(−½)·Vᵀ
         return [
-            Product(count, short, long, short),
+            *symmetric(count, short, long),
             Decomposition(count, "cholesky", short, short),
             Decomposition(count, "eigh", short, short),
             Product(2 * count, long, short, short),

@@ -1,4 +1,4 @@
-"""The commands: race, tune, reproduce, report, data and methods."""
+"""The commands: race, tune, reproduce, report, data, methods and plan."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from gomuon.lab import (
 from gomuon.lab.display import open_display
 from gomuon.lab.errors import LabError
 from gomuon.lab.flags import OPEN, Folder, Number, Shape, Switch, Whole, Words
+from gomuon.lab.planning.command import plan
 from gomuon.lab.plans import Plan, adapt
 from gomuon.lab.runs import Run
 from gomuon.lab.selection import EXPERIMENT, picks_of, read_selection, write_selection
@@ -286,6 +287,9 @@ def methods(
         methods_table.print_method(name, Console())
     else:
         methods_table.print_table(Console())
+
+
+app.command(plan)
 
 
 def share(runs: int, jobs: int | None, threads: int | None, folder: Path) -> tuple[int, int]:
