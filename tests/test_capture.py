@@ -36,7 +36,7 @@ def watch(*modules: nn.Module) -> Capture:
         weight = module.get_parameter("weight")
         watched = watched_modules(module, lambda _: Sampling())[weight]
         capture.watch(weight, watched, inputs=True, gradients=True)
-    capture.gate(True)
+    capture.gate(lambda _: True)
     return capture
 
 

@@ -328,6 +328,7 @@ BAD: dict[str, list[Any]] = {
     "norm": ["l1"],
     "token_stride": [0, 1.5],
     "token_skip": [-1, 1.5],
+    "stagger": [1, None],
     "reduce": ["yes"],
 }
 # What one method means by a word, another does not know.

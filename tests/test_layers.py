@@ -28,7 +28,7 @@ def test_cutting_and_joining_are_inverse(spec: LayerSpec) -> None:
     assert matrices.shape == (layer.blocks, *layer.shape)
     layer.assign(2 * matrices)
     torch.testing.assert_close(layer.parameter, 2 * W)
-    layer.remember("momentum", matrices)
+    layer.keep("momentum", matrices.clone())
     torch.testing.assert_close(layer.recall("momentum"), matrices)
 
 

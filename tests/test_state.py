@@ -87,13 +87,15 @@ def test_loading_does_not_tie_two_optimizers_together() -> None:
     assert torch.equal(first.state[one.get_parameter(name)]["momentum"], momentum)
 
 
-def test_maps_shared_when_saved_are_shared_when_loaded() -> None:
+def test_factors_shared_when_saved_are_shared_when_loaded() -> None:
     model = transformer(layers=1)
-    optimizer = GoMuon(model)
+    optimizer = GoMuon(model, input_decay=0.9)
     train(model, optimizer, range(1))
     optimizer.load_state_dict(saved(optimizer.state_dict()))
     q, k, o = (
-        optimizer.state[model.get_parameter(f"trunk.blocks.0.attention.{name}.weight")]["right_map"]
+        optimizer.state[model.get_parameter(f"trunk.blocks.0.attention.{name}.weight")][
+            "right_factor"
+        ]
         for name in "qko"
     )
     assert q.data_ptr() == k.data_ptr()

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from gomuon.layers import follow
 from gomuon.probes import working_dtype
 
 
@@ -22,12 +21,12 @@ def adamw_step(
     In a group that mixes treatments `lr` is the matrices', and AdamW's moves in proportion to it.
     """
     settings = group["adamw"]
-    lr, weight_decay = group["lr"], group["weight_decay"]
+    lr, weight_decay = _number(group["lr"]), group["weight_decay"]
+    default_lr = _number(default_lr)
     if group["treatment"] != "adamw":
         lr = settings["lr"] * (lr / default_lr if default_lr else 0.0)
         weight_decay = settings["weight_decay"]
     for parameter, state in zip(parameters, states, strict=True):
-        follow(parameter, state)
         if "exp_avg" not in state:
             dtype = working_dtype(parameter)
             state["step"] = torch.zeros((), dtype=torch.float32)
@@ -35,6 +34,7 @@ def adamw_step(
             state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=dtype)
     wide = [parameter.to(working_dtype(parameter)) for parameter in parameters]
     beta1, beta2 = settings["betas"]
+    on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
     adamw(
         wide,
         [_gradient(p).to(working_dtype(p)) for p in parameters],
@@ -42,7 +42,9 @@ def adamw_step(
         [state["exp_avg_sq"] for state in states],
         [],
         [state["step"] for state in states],
-        foreach=not isinstance(lr, Tensor),  # its kernels want a number
+        # Fused kernels want their counters on the device, where ours are not, and foreach a number.
+        fused=on_cpu or None,
+        foreach=not on_cpu and not isinstance(lr, Tensor),
         amsgrad=False,
         beta1=beta1,
         beta2=beta2,
@@ -54,6 +56,11 @@ def adamw_step(
     for parameter, updated in zip(parameters, wide, strict=True):
         if updated is not parameter:
             parameter.copy_(updated)
+
+
+def _number(lr: float | Tensor) -> float | Tensor:
+    """A rate on the host as a number; one on a device stays there, for reading it would wait."""
+    return lr.item() if isinstance(lr, Tensor) and lr.device.type == "cpu" else lr
 
 
 def _gradient(parameter: Tensor) -> Tensor:

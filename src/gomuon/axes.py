@@ -19,7 +19,7 @@ from gomuon.functional import (
     polar,
 )
 from gomuon.functional.oracle import preconditioned
-from gomuon.layers import Stack
+from gomuon.stacks import Stack
 
 Group = Mapping[str, Any]
 Source = Callable[[Stack, Group], Tensor]
@@ -27,7 +27,7 @@ Direction = Callable[[Tensor, Stack, Group], Tensor]
 Pending = tuple[Stack, Tensor, Tensor]  # a stack, its source, its direction
 Trust = Callable[[Iterable[Pending], Group], Iterable[Pending]]
 Scale = Callable[[Tensor, Stack, Group], Tensor]
-Decay = Callable[[Stack, Group], Tensor]
+Decay = Callable[[Stack, Group], tuple[float | Tensor, Tensor | None]]
 
 
 # ---- sources: G -> X --------------------------------------------------------------------------
@@ -62,20 +62,19 @@ def whitened_momentum(stack: Stack, group: Group) -> Tensor:
 
 def adam_mean(stack: Stack, group: Group) -> Tensor:
     """M ← β₁M + (1−β₁)G, kept in the original coordinates."""
-    beta = group["betas"][0]
-    return stack.remember("momentum", beta * stack.recall("momentum") + (1 - beta) * stack.G)
+    return stack.memory("momentum").lerp_(stack.G, 1 - group["betas"][0])
 
 
 def _lerp(G: Tensor, stack: Stack, group: Group) -> Tensor:
     beta = group["momentum"]
-    M = stack.remember("momentum", beta * stack.recall("momentum") + (1 - beta) * G)
-    return (1 - beta) * G + beta * M if group["nesterov"] else M
+    M = stack.memory("momentum").lerp_(G, 1 - beta)
+    return G.lerp(M, beta) if group["nesterov"] else M
 
 
 def _heavy_ball(G: Tensor, stack: Stack, group: Group) -> Tensor:
     beta = group["momentum"]
-    M = stack.remember("momentum", beta * stack.recall("momentum") + G)
-    return G + beta * M if group["nesterov"] else M
+    M = stack.memory("momentum").mul_(beta).add_(G)
+    return G.add(M, alpha=beta) if group["nesterov"] else M
 
 
 # ---- directions: X -> D ---------------------------------------------------------------------
@@ -114,8 +113,7 @@ def plain_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
 
 def squared_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
     """D = polar(X/(√v + 1e-10)), v the average of X²."""
-    beta = group["square_decay"]
-    v = stack.remember("square", beta * stack.recall("square") + (1 - beta) * X.square())
+    v = stack.memory("square").lerp_(X.square(), 1 - group["square_decay"])
     return polar(X / (v.sqrt() + 1e-10), group["polar"])
 
 
@@ -166,7 +164,7 @@ def grafted_preconditioning(X: Tensor, stack: Stack, group: Group) -> Tensor:
     if rule == "sgd":
         return _to_length(D, _length(X))
     kept, weight = (1.0, 1.0) if rule == "adagrad" else (0.999, 0.001)
-    square = stack.remember("square", kept * stack.recall("square") + weight * X.square())
+    square = stack.memory("square").mul_(kept).addcmul_(X, X, value=weight)
     return _to_length(D, _length(X / (square.sqrt() + 1e-10)))
 
 
@@ -179,9 +177,7 @@ def rotated_adam(X: Tensor, stack: Stack, group: Group) -> Tensor:
     def rotate(Y: Tensor) -> Tensor:
         return preconditioned(Y, transposed[0], right)
 
-    v = stack.remember(
-        "square", beta2 * stack.recall("square") + (1 - beta2) * rotate(stack.G).square()
-    )
+    v = stack.memory("square").lerp_(rotate(stack.G).square(), 1 - beta2)
     step = rotate(X) / (v.sqrt() + group["eps"])
     correction = math.sqrt(1 - beta2**s) / (1 - beta1**s)
     return correction * preconditioned(step, left, transposed[1])
@@ -259,21 +255,20 @@ def _aspect(D: Tensor, *, clipped: bool = True) -> float:
     return math.sqrt(max(1.0, m / n) if clipped else m / n)
 
 
-# ---- decay: W -> W before U is subtracted -------------------------------------------------------
+# ---- decay: (factor, drift) in W ← factor·W − drift − lr·U --------------------------------------
 
 
-def decayed(stack: Stack, group: Group) -> Tensor:
-    """(1 − lr·λ)W, or in the step's geometry W − lr·λ·W P_A²/mean(P_A²)."""
+def decayed(stack: Stack, group: Group) -> tuple[float | Tensor, Tensor | None]:
+    """W ← (1 − lr·λ)W, or in the step's geometry W ← W − lr·λ·W P_A²/mean(P_A²)."""
     rate = group["lr"] * group["weight_decay"]
     right = stack.map("right_map") if group.get("geometry_decay") else None
     if right is None:
-        return (1 - rate) * stack.W
+        return 1 - rate, None
     metric = right @ right
     mean = metric.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
-    return stack.W - rate * stack.W @ (metric / mean)
+    return 1.0, rate * stack.W @ (metric / mean)
 
 
-def constrained_or_decayed(stack: Stack, group: Group) -> Tensor:
-    """(1 − lr)W, which keeps W in the norm ball, or plain decay."""
-    rate = group["lr"] * (1.0 if group["constrained"] else group["weight_decay"])
-    return (1 - rate) * stack.W
+def constrained_or_decayed(stack: Stack, group: Group) -> tuple[float | Tensor, Tensor | None]:
+    """W ← (1 − lr)W, which keeps W in the norm ball, or plain decay."""
+    return 1 - group["lr"] * (1.0 if group["constrained"] else group["weight_decay"]), None

@@ -4,7 +4,7 @@ Nothing here knows of factors, shrinkage or optimizers; how a moment comes about
 """
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,7 +89,7 @@ class Window:
     """The gate shared by a group's hooks, and what came in while it stood open."""
 
     def __init__(self) -> None:
-        self.open = False
+        self.open = False  # for some of the hooks at least
         self.mask: Tensor | None = None
         self._readings: list[Reading] = []
         self._inputs: dict[int, tuple[weakref.ref[Tensor], int, Reading]] = {}
@@ -148,9 +148,18 @@ class LayerHook:
     """The forward hook of one linear layer; on a reuse step it returns at once."""
 
     def __init__(
-        self, window: Window, weight: Tensor, watched: Watched, *, inputs: bool, gradients: bool
+        self,
+        window: Window,
+        weight: Tensor,
+        watched: Watched,
+        *,
+        inputs: bool,
+        gradients: bool,
+        lag: float = 0.0,
     ) -> None:
         self.window = window
+        self.lag = lag
+        self.open = False
         self.wants_inputs = inputs
         self.wants_gradients = gradients
         self.reader = watched.reader
@@ -170,7 +179,7 @@ class LayerHook:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
     ) -> Tensor | None:
-        if not self.window.open:
+        if not self.open:
             return None
         if not (module.training and torch.is_grad_enabled() and output.requires_grad):
             return None  # an evaluation pass, or a frozen branch
@@ -246,11 +255,18 @@ class Capture:
         self._handles: list[RemovableHandle] = []
 
     def watch(
-        self, parameter: Tensor, modules: Iterable[Watched], *, inputs: bool, gradients: bool
+        self,
+        parameter: Tensor,
+        modules: Iterable[Watched],
+        *,
+        inputs: bool,
+        gradients: bool,
+        lag: float = 0.0,
     ) -> None:
         """Hook every module whose weight is `parameter` (several when it is tied)."""
+        sides = {"inputs": inputs, "gradients": gradients}
         for watched in modules:
-            hook = LayerHook(self.window, parameter, watched, inputs=inputs, gradients=gradients)
+            hook = LayerHook(self.window, parameter, watched, **sides, lag=lag)
             handle = watched.module.register_forward_hook(hook, with_kwargs=True)
             self._handles.append(handle)
             self._hooks.setdefault(parameter, []).append(hook)
@@ -291,8 +307,13 @@ class Capture:
 
     def use_gradients_of(self, loss: Tensor) -> None:
         """Take output gradients from `loss` instead of the loss that is trained on."""
-        hooks = [hook for hooks in self._hooks.values() for hook in hooks if hook.wants_gradients]
-        if not (self.window.open and hooks):
+        hooks = [
+            hook
+            for hooks in self._hooks.values()
+            for hook in hooks
+            if hook.wants_gradients and hook.open
+        ]
+        if not hooks:
             return
         probes = [leaf for hook in hooks for leaf in hook.gradients.leaves]
         # Only the probes are asked for, so no weight's gradient is formed or touched.
@@ -301,9 +322,13 @@ class Capture:
             if all(part is not None for part in sums):
                 hook.substitute = add([(hook.substitute, 1.0), (Moment(*sums), 1.0)], {})
 
-    def gate(self, is_open: bool) -> None:
-        """Set before the forward pass: whether the coming step refreshes the geometry."""
-        self.window.open = is_open
+    def gate(self, is_due: Callable[[float], bool]) -> None:
+        """Set before the forward pass: whose geometry the coming step refreshes, by its lag."""
+        self.window.open = False
+        for hooks in self._hooks.values():
+            for hook in hooks:
+                hook.open = is_due(hook.lag)
+                self.window.open |= hook.open
         self.window.clear()
         self.forget_sums()
 
@@ -315,7 +340,7 @@ class Capture:
                 hook.forget_sums()
 
     def remove(self) -> None:
-        self.gate(False)
+        self.gate(lambda lag: False)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

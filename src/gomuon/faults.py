@@ -1,7 +1,7 @@
 """Gradients that no update may be made of."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -19,10 +19,17 @@ def nonfinite_gradients(gradients: Iterable[tuple[str, Tensor | None]]) -> str |
             raise ValueError(f"the gradient of {name!r} is sparse; expected a dense one")
     if not named:
         return None
-    # The largest entry, not the 2-norm, which overflows for large finite gradients.
-    largest = torch._foreach_norm([gradient for _, gradient in named], math.inf)
-    if bool(torch.stack([norm.to(largest[0]) for norm in largest]).isfinite().all()):
+    gradients_only = [gradient for _, gradient in named]
+    if _all_finite(torch._foreach_norm(gradients_only)):
+        return None
+    # Large finite gradients overflow the 2-norm; the largest entry is exact but slower.
+    largest = torch._foreach_norm(gradients_only, math.inf)
+    if _all_finite(largest):
         return None
     bad = [name for (name, _), norm in zip(named, largest, strict=True) if not norm.isfinite()]
     more = f", and those of {len(bad) - 1} more parameters" if len(bad) > 1 else ""
     return f"the gradient of {bad[0]!r} holds NaN or infinity{more}"
+
+
+def _all_finite(norms: Sequence[Tensor]) -> bool:
+    return bool(torch.stack([norm.to(norms[0]) for norm in norms]).isfinite().all())

@@ -66,6 +66,7 @@ class Layer:
     parameter: Tensor
     state: dict[str, Any]
     spec: LayerSpec = PLAIN
+    lag: float = 0.0  # by which part of the interval its refreshes come later, see `stagger`
     statistics: Statistics | None = None
     dtype: torch.dtype = field(init=False)
     shape: tuple[int, int] = field(init=False)
@@ -112,16 +113,16 @@ class Layer:
         """An elementwise memory by name, [blocks, m, n]; zero at first."""
         kept = self.state.get(name)
         if kept is None:
-            return torch.zeros_like(self.weights)
-        return kept.reshape(self.blocks, *self.shape) if self._is_reshape else kept
+            return torch.zeros(
+                self.blocks, *self.shape, dtype=self.dtype, device=self.parameter.device
+            )
+        return kept.reshape(self.blocks, *self.shape) if self.is_reshape else kept
 
-    def remember(self, name: str, matrices: Tensor) -> None:
-        """Keep a memory in place, in the parameter's shape where it is a mere reshape of it."""
-        value = matrices.reshape(self.parameter.shape) if self._is_reshape else matrices
-        if name in self.state:
-            self.state[name].copy_(value)
-        else:
-            self.state[name] = value.clone()
+    def keep(self, name: str, matrices: Tensor) -> Tensor:
+        """Let a memory be this view of a stack, in the parameter's shape where that is one."""
+        view = matrices.view(self.parameter.shape) if self.is_reshape else matrices
+        self.state[name] = view
+        return view
 
     def spread(self, name: str, side: str) -> Tensor | None:
         """A cached map for each block, [blocks, …]; None stands for the identity."""
@@ -133,7 +134,8 @@ class Layer:
         return kept.repeat(self.rows, *[1] * (kept.ndim - 1))
 
     @property
-    def _is_reshape(self) -> bool:
+    def is_reshape(self) -> bool:
+        """Whether the stack is the parameter itself in another shape."""
         spec = self.spec
         plain = not spec.transposed and spec.bias is None and spec.block is None
         return plain and spec.columns == 1
@@ -163,6 +165,16 @@ def check_spec(name: str, parameter: Tensor, spec: LayerSpec) -> None:
             raise ValueError(f"{blocks} blocks do not divide the {size} {side} of {name!r}")
 
 
+def staggered(parameters: Sequence[Tensor]) -> list[float]:
+    """Lags in [0, 1) that spread refreshes evenly by cost over an interval.
+
+    In the model's order, so that neighbours, who may share their inputs, mostly keep together.
+    """
+    costs = [float(sum(side**3 for side in _sides(p, PLAIN))) for p in parameters]
+    middles = [sum(costs[:i]) + cost / 2 for i, cost in enumerate(costs)]
+    return [middle / sum(costs) for middle in middles]
+
+
 def follow(parameter: Tensor, state: dict[str, Any]) -> None:
     """Let a model that was moved or converted take its state along."""
     for key, value in state.items():
@@ -180,55 +192,3 @@ def _sides(parameter: Tensor, spec: LayerSpec) -> tuple[int, int]:
 
 def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-
-
-class Stack:
-    """Layers of one shape as one tensor per quantity, [b, m, n] over all their blocks."""
-
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self.layers = layers
-        self.updates = layers[0].updates
-        self.W = torch.cat([layer.weights for layer in layers])
-        self.G = torch.cat([layer.gradients for layer in layers])
-        self._sizes = [layer.blocks for layer in layers]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.layers[0].shape
-
-    def recall(self, name: str) -> Tensor:
-        """An elementwise memory by name, [b, m, n]; zero at first."""
-        return torch.cat([layer.recall(name) for layer in self.layers])
-
-    def remember(self, name: str, value: Tensor) -> Tensor:
-        for layer, part in zip(self.layers, value.split(self._sizes), strict=True):
-            layer.remember(name, part)
-        return value
-
-    def assign(self, W: Tensor) -> None:
-        for layer, part in zip(self.layers, W.split(self._sizes), strict=True):
-            layer.assign(part)
-            layer.state["updates"] = layer.updates + 1
-
-    def map(self, name: str) -> Tensor | None:
-        """Cached maps by name ("left_map", …), [b, …]; None when every one is the identity."""
-        side, _, kind = name.partition("_")
-        maps = [layer.spread(name, side) for layer in self.layers]
-        present = next((cached for cached in maps if cached is not None), None)
-        if present is None:
-            return None
-        return torch.cat(
-            [
-                _neutral(present, kind).expand(layer.blocks, *present.shape[1:])
-                if cached is None
-                else cached
-                for layer, cached in zip(self.layers, maps, strict=True)
-            ]
-        )
-
-
-def _neutral(like: Tensor, kind: str) -> Tensor:
-    """What a layer without geometry uses: the identity, or ones for what multiplies elementwise."""
-    if kind in ("map", "basis"):
-        return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
-    return torch.ones_like(like[:1])

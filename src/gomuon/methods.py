@@ -52,6 +52,8 @@ class GoMuon(MatrixOptimizer):
         token_stride: statistics of every stride-th position only.
         token_skip: positions left out at the start of each sequence.
         reduce: K-FAC-reduce statistics, one row per example instead of one per position.
+        stagger: refresh different layers on different steps of the K, so that no step is slow. A
+            layer runs on identity maps until its first turn, within the first K steps.
 
         polar: how the polar factor is computed, see `gomuon.functional.polar`.
         graft: "frobenius", or None for the oracle's own length.
@@ -62,7 +64,8 @@ class GoMuon(MatrixOptimizer):
             (name, module, parameter).
         specs: how parameters are cut into matrices, {pattern: LayerSpec}, for heads and fused qkv.
         loss_reduction: "mean" if the loss averages over examples, "sum" if it adds them up.
-        nonfinite: "raise" at a gradient with NaN or infinity, or "skip" the step.
+        nonfinite: at a gradient with NaN or infinity "raise", "skip" the step, or "allow" it: then
+            nobody looks, and an accelerator is never waited for.
 
     Raises:
         ValueError: a value is out of range, or the model has nothing to optimize.
@@ -87,6 +90,7 @@ class GoMuon(MatrixOptimizer):
         token_stride: int = 1,
         token_skip: int = 0,
         reduce: bool = False,
+        stagger: bool = False,
         polar: PolarMethod = "auto",
         graft: str | None = "frobenius",
         **common: Unpack[Common],
@@ -106,6 +110,7 @@ class GoMuon(MatrixOptimizer):
             token_stride=token_stride,
             token_skip=token_skip,
             reduce=reduce,
+            stagger=stagger,
             polar=polar,
             graft=graft,
             **common,

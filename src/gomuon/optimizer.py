@@ -3,6 +3,8 @@
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, TypedDict
 
 import torch
@@ -22,7 +24,7 @@ from gomuon.groups import (
     named,
     with_groups,
 )
-from gomuon.layers import PLAIN, Layer, LayerSpec, Stack
+from gomuon.layers import PLAIN, Layer, LayerSpec, follow
 from gomuon.recipes import Recipe
 from gomuon.routing import (
     Routes,
@@ -32,6 +34,7 @@ from gomuon.routing import (
     unwrapped,
 )
 from gomuon.settings import ADAMW_DEFAULTS, AdamWSettings, check_settings
+from gomuon.stacks import Stack
 from gomuon.watching import WatchingOptimizer
 
 Parameters = nn.Module | Iterable[Any]
@@ -108,6 +111,8 @@ class MatrixOptimizer(WatchingOptimizer):
         self._table = RoutingTable()
         self._specs: dict[Tensor, LayerSpec] = {}
         self._spec_patterns = dict(specs or {})
+        self._lags: dict[Tensor, float] = {}
+        self._rolls: dict[int, Roll] = {}  # by group
         self._captures: list[Capture] = []  # one per group
         self._observers: list[Observer] = []
         self._scaler: torch.amp.GradScaler | None = None
@@ -134,53 +139,59 @@ class MatrixOptimizer(WatchingOptimizer):
         return loss
 
     def _step_group(self, index: int, group: dict[str, Any]) -> None:
-        layers, others = self._with_gradients(index, group)
-        if not layers and not others:
+        stacks, others = self._with_gradients(index, group)
+        if not stacks and not others:
             return
-        if layers:
-            self._refresh(layers, index, group)
-            self._update(layers, group)
-            self.recipe.geometry.after(layers, group)
+        if stacks:
+            self._refresh(stacks, index, group)
+            self._update(stacks, group)
+            self.recipe.geometry.after(stacks, group)
+        for stack in stacks:
+            stack.end()
         if others:
             states = [self.state[parameter] for parameter in others]
             adamw_step(others, states, group, self.defaults["lr"])
         group["step"] += 1
 
-    def _update(self, layers: Sequence[Layer], group: Mapping[str, Any]) -> None:
+    def _update(self, stacks: Sequence[Stack], group: Mapping[str, Any]) -> None:
         """The paper's "Complete update", for layers of one shape at a time, stacked [b, m, n]."""
         recipe, lr = self.recipe, group["lr"]
-        for stack, source, D in recipe.trust(self._directions(layers, group), group):
+        for stack, source, D in recipe.trust(self._directions(stacks, group), group):
             U = recipe.scale(D, stack, group)
-            stack.assign(recipe.decay(stack, group) - lr * U)
+            factor, drift = recipe.decay(stack, group)
+            stack.move(factor, lr * U if drift is None else drift + lr * U)
+            stack.count()
             for observe in self._observers:
                 observe(stack, source, U)
 
-    def _directions(self, layers: Sequence[Layer], group: Mapping[str, Any]) -> Iterator[Pending]:
+    def _directions(self, stacks: Sequence[Stack], group: Mapping[str, Any]) -> Iterator[Pending]:
         recipe = self.recipe
-        for batch in alike(layers, _kind):
-            if batch[0].updates < recipe.observes_first:
-                for layer in batch:
-                    layer.state["updates"] = layer.updates + 1
+        for stack in stacks:
+            if stack.updates < recipe.observes_first:
+                stack.count()
                 continue
-            stack = Stack(batch)
             source = recipe.source(stack, group)  # M_t, M̂_t
             yield stack, source, recipe.direction(source, stack, group)  # D_{0,t}
 
-    def _refresh(self, layers: Sequence[Layer], index: int, group: Mapping[str, Any]) -> None:
+    def _refresh(self, stacks: Sequence[Stack], index: int, group: Mapping[str, Any]) -> None:
         """A_t, B_t ← statistics; B̄_t; P_A, P_B. What was not seen or is unusable stays."""
         geometry = self.recipe.geometry
-        if geometry.capture_due(group):
+        layers = [layer for stack in stacks for layer in stack.layers]
+        due = [layer for layer in layers if geometry.capture_due(group, layer.lag)]
+        if due:
             seen = self._seen(index)
-            for layer in layers:
+            for layer in due:
                 layer.statistics = seen.get(layer.parameter)
-        for layer in geometry.before(layers, group):
+        for layer in geometry.before(stacks, group):
             layer.state["failures"] = layer.state.get("failures", 0) + 1
             self._warn_once(
                 f"the statistics of {layer.name!r} were not finite or could not be decomposed; it "
                 "keeps its last geometry (counted in its state as 'failures')"
             )
-        if geometry.capture_due(group) and self._model is not None and float(group["lr"]):
-            self._warn_blind(layers, group)
+        for layer in due:
+            layer.statistics = None
+        if due and self._model is not None and float(group["lr"]):
+            self._warn_blind(due, group)
 
     def _warn_blind(self, layers: Sequence[Layer], group: Mapping[str, Any]) -> None:
         if any(self.recipe.geometry.captured_sides(group)):
@@ -225,7 +236,7 @@ class MatrixOptimizer(WatchingOptimizer):
             raise
         self._captures.append(Capture())
         self._hook_group(index)
-        self._captures[index].gate(self.recipe.geometry.capture_due(group))
+        self._captures[index].gate(partial(self.recipe.geometry.capture_due, group))
 
     def routing_table(self) -> RoutingTable:
         """Every parameter, its treatment, and the reason."""
@@ -236,18 +247,31 @@ class MatrixOptimizer(WatchingOptimizer):
 
     def _with_gradients(
         self, index: int, group: Mapping[str, Any]
-    ) -> tuple[list[Layer], list[Tensor]]:
+    ) -> tuple[Sequence[Stack], Sequence[Tensor]]:
+        """The group's matrices, stacked, and its others; the same ones while the same take part."""
+        present = [p for p in group["params"] if p.grad is not None and p.numel()]
+        key = [(id(p), p.dtype, p.device, id(self.state[p])) for p in present]
+        roll = self._rolls.get(index)
+        if roll is None or roll.key != key:
+            roll = self._rolls[index] = self._new_roll(index, group, key, set(present))
+        return roll.stacks, roll.others
+
+    def _new_roll(
+        self, index: int, group: Mapping[str, Any], key: list[Any], present: set[Tensor]
+    ) -> "Roll":
         layers, others = [], []
         joined = {spec.bias for weight, spec in self._specs.items() if weight.grad is not None}
         for name, parameter in named(group, index):
-            if parameter.grad is None or parameter.numel() == 0 or parameter in joined:
+            if parameter not in present or parameter in joined:
                 continue
+            state = self.state[parameter]
             if is_matrix(group, parameter):
-                spec = self._spec_of(parameter, group)
-                layers.append(Layer(name, parameter, self.state[parameter], spec))
+                spec, lag = self._spec_of(parameter, group), self._lags.get(parameter, 0.0)
+                layers.append(Layer(name, parameter, state, spec, lag))
             else:
+                follow(parameter, state)
                 others.append(parameter)
-        return layers, others
+        return Roll(key, [Stack(batch) for batch in alike(layers, _kind)], others)
 
     def _check_bare(self) -> None:
         """Raise a ValueError where a method cannot do without the model."""
@@ -264,6 +288,8 @@ class MatrixOptimizer(WatchingOptimizer):
 
     def _gradients_are_finite(self) -> bool:
         """True, or raise or skip as `nonfinite` says, before anything has changed."""
+        if self.defaults["nonfinite"] == "allow":
+            return True
         fault = nonfinite_gradients(
             (name, parameter.grad)
             for index, group in enumerate(self.param_groups)
@@ -302,6 +328,15 @@ class MatrixOptimizer(WatchingOptimizer):
 
     def _spec_of(self, parameter: Tensor, group: Mapping[str, Any]) -> LayerSpec:
         return cut(self._specs.get(parameter, PLAIN), group)
+
+
+@dataclass
+class Roll:
+    """Who takes part in a group's steps, for as long as `key` stays the same."""
+
+    key: list[Any]
+    stacks: list[Stack]
+    others: list[Tensor]
 
 
 # What a layer's state holds once it has a geometry.

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 from gomuon.axes import Pending
 from gomuon.capture import Capture, Moment, Statistics
 from gomuon.checkpoints import FORMAT, fitted, is_blank, restored_state
-from gomuon.layers import Layer, LayerSpec
+from gomuon.layers import LayerSpec
 from gomuon.recipes import Recipe
 from gomuon.routing import RoutingTable
+from gomuon.stacks import Stack
 
 
 class PersistentOptimizer(torch.optim.Optimizer):
@@ -29,6 +30,7 @@ class PersistentOptimizer(torch.optim.Optimizer):
     _model: nn.Module | None
     _table: RoutingTable
     _captures: list[Capture]
+    _rolls: dict[int, Any]
     _spec_patterns: dict[str, LayerSpec]
     _incoming: Mapping[str, Any] | None
     _had_state: bool
@@ -52,11 +54,11 @@ class PersistentOptimizer(torch.optim.Optimizer):
     @abstractmethod
     def _with_gradients(
         self, index: int, group: Mapping[str, Any]
-    ) -> tuple[list[Layer], list[Tensor]]:
-        """Layers and other parameters of a group that a step would move."""
+    ) -> tuple[Sequence[Stack], Sequence[Tensor]]:
+        """Matrices, stacked, and other parameters of a group that a step would move."""
 
     @abstractmethod
-    def _directions(self, layers: Sequence[Layer], group: Mapping[str, Any]) -> Iterator[Pending]:
+    def _directions(self, stacks: Sequence[Stack], group: Mapping[str, Any]) -> Iterator[Pending]:
         """What a step would do, stack by stack."""
 
     @abstractmethod
@@ -93,6 +95,7 @@ class PersistentOptimizer(torch.optim.Optimizer):
         finally:
             handle.remove()
             self._incoming = None
+        self._rolls.clear()
         self._gate()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -141,13 +144,15 @@ class PersistentOptimizer(torch.optim.Optimizer):
         """Let every layer see white statistics, so that all of its state comes about; zero it."""
         for index, group in enumerate(self.param_groups):
             group["step"] = 0
-            layers, _ = self._with_gradients(index, group)
-            for layer in layers:
+            stacks, _ = self._with_gradients(index, group)
+            for layer in (layer for stack in stacks for layer in stack.layers):
                 layer.statistics = _white(self._captures[index], layer.parameter)
-            self.recipe.geometry.before(layers, group)
-            for stack, _, D in self._directions(layers, group):
+                layer.lag = 0.0  # all at once, staggered or not
+            self.recipe.geometry.before(stacks, group)
+            for stack, _, D in self._directions(stacks, group):
                 self.recipe.scale(D, stack, group)
-            self.recipe.geometry.after(layers, group)
+            self.recipe.geometry.after(stacks, group)
+        self._rolls.clear()
         for entries in self.state.values():
             for key, value in entries.items():
                 entries[key] = torch.zeros_like(value) if isinstance(value, Tensor) else 0

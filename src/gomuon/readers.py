@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gomuon.functional.products import symmetric_product
+
 
 @dataclass(frozen=True)
 class Sampling:
@@ -147,5 +149,4 @@ def moment(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Σ v vᵀ over rows, [d, d] or [groups, d, d], in `dtype`."""
     # A user may call backward inside autocast, which would round the product to bfloat16.
     with torch.autocast(rows.device.type, enabled=False):
-        rows = rows.to(dtype)
-        return rows.mT @ rows
+        return symmetric_product(rows.to(dtype))

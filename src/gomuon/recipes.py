@@ -75,7 +75,12 @@ MUON_LIKE: dict[str, Any] = {
     "polar": "auto",
 }
 PAPER: dict[str, Any] = {**MUON_LIKE, "momentum": 0.8}
-STATISTICS: dict[str, Any] = {"token_stride": 1, "token_skip": 0, "reduce": False}
+STATISTICS: dict[str, Any] = {
+    "token_stride": 1,
+    "token_skip": 0,
+    "reduce": False,
+    "stagger": False,
+}
 CURVATURE: dict[str, Any] = {
     **STATISTICS,
     "alpha": 0.25,

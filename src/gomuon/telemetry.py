@@ -3,8 +3,8 @@
 import torch
 from torch import Tensor
 
-from gomuon.layers import Stack
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.stacks import Stack
 
 
 class Alignment:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from gomuon.capture import Statistics
 from gomuon.fisher import sampled_label_loss
 from gomuon.groups import is_matrix, module_specs, watched_modules
-from gomuon.layers import PLAIN, LayerSpec, check_spec
+from gomuon.layers import PLAIN, LayerSpec, check_spec, staggered
 from gomuon.parallel import number_of_ranks, over_ranks
 from gomuon.persistence import PersistentOptimizer
 from gomuon.readers import Sampling
@@ -21,6 +22,7 @@ class WatchingOptimizer(PersistentOptimizer):
     """An optimizer that sees what its model's layers see, on the steps its geometry asks for."""
 
     _specs: dict[Tensor, LayerSpec]
+    _lags: dict[Tensor, float]
     _scaler: torch.amp.GradScaler | None
 
     def _seen(self, index: int) -> dict[Tensor, Statistics]:
@@ -34,7 +36,7 @@ class WatchingOptimizer(PersistentOptimizer):
     def _gate(self) -> None:
         """Open the hooks if the coming step refreshes; before its forward pass, so here."""
         for group, capture in zip(self.param_groups, self._captures, strict=True):
-            capture.gate(self.recipe.geometry.capture_due(group))
+            capture.gate(partial(self.recipe.geometry.capture_due, group))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the statistics that came with them."""
@@ -85,6 +87,7 @@ class WatchingOptimizer(PersistentOptimizer):
         self.remove_hooks()
         self._model = model = unwrapped(model)
         self._specs = self._layer_specs(model)
+        self._rolls.clear()
         for index in range(len(self.param_groups)):
             self._hook_group(index)
         self._gate()
@@ -120,8 +123,14 @@ class WatchingOptimizer(PersistentOptimizer):
             return Sampling(group["token_stride"], group["token_skip"], group["reduce"], ones)
 
         modules = watched_modules(self._model, sampling)
-        for parameter in group["params"]:
-            if is_matrix(group, parameter) and parameter in modules:
-                self._captures[index].watch(
-                    parameter, modules[parameter], inputs=inputs, gradients=gradients
-                )
+        watched = [p for p in group["params"] if is_matrix(group, p) and p in modules]
+        if group.get("stagger"):
+            self._lags.update(zip(watched, staggered(watched), strict=True))
+        for parameter in watched:
+            self._captures[index].watch(
+                parameter,
+                modules[parameter],
+                inputs=inputs,
+                gradients=gradients,
+                lag=self._lags.get(parameter, 0.0),
+            )

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gomuon.errors import DecompositionError
 from gomuon.functional import polar
-from gomuon.functional.polar import PolarMethod
+from gomuon.functional.polar import PolarMethod, _polar_express
 from tests.functional.matrices import (
     condition,
     distance,
@@ -114,13 +114,13 @@ def test_polar_express_agrees_with_svd_at_condition_1e3(
 def test_seven_steps_of_polar_express_cover_the_interval_they_are_made_for() -> None:
     for sigma in torch.logspace(-3, -0.1, 60).tolist():
         X = torch.diag(torch.tensor([sigma, math.sqrt(1 - sigma**2)], dtype=torch.float64))
-        assert distance(polar(X, "polar-express", steps=7), torch.eye(2)) <= 2e-9
+        assert distance(_polar_express(X, steps=7), torch.eye(2)) <= 2e-9
 
 
 def test_the_default_steps_of_polar_express_reach_condition_1e4() -> None:
     X, wanted = of_condition(16, 16, ratio=1e4)
     assert distance(polar(X, "polar-express"), wanted) <= roundoff(condition(X))
-    assert distance(polar(X, "polar-express", steps=9), wanted) > 1e-3
+    assert distance(_polar_express(X, steps=9), wanted) > 1e-3
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -175,3 +175,49 @@ def test_a_non_finite_matrix_is_named_as_the_reason(value: float, method: PolarM
     X[1, 1] = value
     with pytest.raises(DecompositionError, match="NaN or infinity"):
         polar(X, method)
+
+
+def hard(m: int, n: int, ratio: float, kind: str, seed: int) -> Tensor:
+    """A float32 matrix of that condition number: singular values spread, or half of them small."""
+    source, k = random_source(seed), min(m, n)
+    U, V = orthogonal(m, source)[:, :k], orthogonal(n, source)[:, :k]
+    sigma = torch.logspace(0, -math.log10(ratio), k, dtype=torch.float64)
+    if kind == "half":
+        sigma = torch.where(torch.arange(k) < k // 2, 1.0, 1 / ratio).double()
+    return ((U * sigma) @ V.T).float()
+
+
+@pytest.mark.parametrize("kind", ["spread", "half"])
+@pytest.mark.parametrize("ratio", [1.0, 1e2, 1e4])
+@pytest.mark.parametrize("shape", [(64, 64), (96, 32), (32, 96), (128, 8)])
+def test_auto_is_within_1e_5_of_the_float64_svd_to_condition_1e4(
+    shape: tuple[int, int], ratio: float, kind: str
+) -> None:
+    for seed in range(5):
+        X = hard(*shape, ratio=ratio, kind=kind, seed=seed)
+        exact = polar(X.double())
+        assert distance(polar(X, "auto").double(), exact) <= 1e-5  # the CPU's choice
+        assert distance(_polar_express(X, wide_steps=8).double(), exact) <= 1e-5  # accelerators'
+
+
+def test_the_gram_route_beats_the_float32_svd_where_it_applies() -> None:
+    X = hard(96, 64, ratio=1e5, kind="half", seed=0)
+    exact = polar(X.double())
+    assert distance(polar(X, "gram").double(), exact) < 1e-3 * distance(polar(X).double(), exact)
+
+
+@pytest.mark.parametrize("ratio", [1e7, 1e30])
+def test_beyond_its_reach_the_gram_route_is_the_svd(ratio: float) -> None:
+    X = hard(48, 32, ratio=ratio, kind="half", seed=0)
+    assert torch.equal(polar(X, "gram"), polar(X))
+    mixed = torch.stack([X, hard(48, 32, ratio=10.0, kind="half", seed=1), torch.zeros(48, 32)])
+    U = polar(mixed, "gram")
+    assert torch.allclose(U[0], polar(X), atol=1e-6)
+    assert torch.allclose(U[1], polar(mixed[1], "gram"), atol=1e-6)
+    assert not U[2].any()
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_the_gram_route_does_not_mind_the_scale(scale: float) -> None:
+    X = hard(24, 16, ratio=1e3, kind="spread", seed=0)
+    assert distance(polar(X * scale, "gram"), polar(X, "gram")) <= 1e-4

@@ -1,4 +1,4 @@
-"""Decompositions that try again in float64 before they give up."""
+"""Decompositions on all cores that try again in float64 before they give up."""
 
 from collections.abc import Callable
 from typing import TypeVar
@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from gomuon.errors import DecompositionError
+from gomuon.functional.spreading import spread
 
 Decomposition = TypeVar("Decomposition", bound=tuple[Tensor, ...])
 
@@ -26,13 +27,27 @@ def decompose(routine: Callable[[Tensor], Decomposition], X: Tensor) -> tuple[Te
     """
     what = f"a {tuple(X.shape)} {X.dtype} matrix"
     # LAPACK may answer these with anything, a finite result included.
-    if not bool(torch.isfinite(X).all()):
+    if not _is_finite(X):
         raise DecompositionError(f"cannot decompose {what}: it holds NaN or infinity")
     try:
-        return tuple(routine(X))
+        return batched(routine, X)
     except torch.linalg.LinAlgError:
         try:
-            return tuple(factor.to(X.dtype) for factor in routine(X.double()))
+            return tuple(factor.to(X.dtype) for factor in batched(routine, X.double()))
         except torch.linalg.LinAlgError as second:
             message = f"cannot decompose {what}, nor in float64: {second}"
             raise DecompositionError(message) from second
+
+
+def _is_finite(X: Tensor) -> bool:
+    # A sum is quicker than looking at every entry; it may overflow where none of them does.
+    return bool(X.sum().isfinite()) or bool(X.isfinite().all())
+
+
+def batched(routine: Callable[[Tensor], Decomposition], X: Tensor) -> tuple[Tensor, ...]:
+    """`routine(X)` for any number of leading dimensions, the matrices shared out among threads."""
+    if X.ndim == 2:
+        return tuple(routine(X))
+    leading = X.shape[:-2]
+    factors = spread(lambda part: tuple(routine(part)), X.flatten(0, -3))
+    return tuple(factor.unflatten(0, leading) for factor in factors)

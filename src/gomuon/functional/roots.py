@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from gomuon.functional.linalg import decompose
+from gomuon.functional.products import symmetric_product
 
 
 def inverse_root(S: Tensor, power: float) -> Tensor:
@@ -28,8 +29,9 @@ def inverse_root(S: Tensor, power: float) -> Tensor:
     eigenvalues, V = decompose(torch.linalg.eigh, S)
     largest = eigenvalues[..., -1:]
     # Eigenvalues below d·ε·λ_max are not distinguishable from zero: their true value is lost.
-    floor = largest * S.shape[-1] * torch.finfo(S.dtype).eps
+    limits = torch.finfo(S.dtype)
+    floor = (largest * S.shape[-1] * limits.eps).clamp_min(limits.tiny)
     floored = torch.where(largest > 0, eigenvalues.clamp_min(floor), 1.0)
     # Halving the power gives V·f·(V·f)ᵀ, symmetric up to the order of its sums.
     half = V * floored.pow(-power / 2).unsqueeze(-2)
-    return half @ half.mT
+    return symmetric_product(half.mT)

@@ -9,6 +9,7 @@ from torch import Tensor
 from gomuon.errors import DecompositionError
 from gomuon.functional import inverse_root
 from gomuon.layers import Layer
+from gomuon.stacks import Stack
 
 Group = Mapping[str, Any]
 
@@ -22,35 +23,40 @@ class Geometry:
         """Whether (output gradients, inputs) are captured on the steps `capture_due` names."""
         return False, False
 
-    def capture_due(self, group: Group) -> bool:
-        """Whether the step numbered `group["step"]` reads captured statistics."""
+    def capture_due(self, group: Group, lag: float = 0.0) -> bool:
+        """Whether the step numbered `group["step"]` reads statistics of a layer with this lag."""
         return False
 
-    def before(self, layers: Sequence[Layer], group: Group) -> list[Layer]:
+    def before(self, stacks: Sequence[Stack], group: Group) -> list[Layer]:
         """Renew what is due from statistics and gradients; returns layers that could not be."""
         return []
 
-    def after(self, layers: Sequence[Layer], group: Group) -> None:
+    def after(self, stacks: Sequence[Stack], group: Group) -> None:
         """Renew, after the update, what the next step will use."""
 
 
-def due(group: Group, clock: str = "refresh_every") -> bool:
-    """t mod K = 0."""
-    return bool(group["step"] % group[clock] == 0)
+def due(group: Group, clock: str = "refresh_every", lag: float = 0.0) -> bool:
+    """t mod K = 0, or ⌊lag·K⌋ for a layer that lags behind."""
+    every: int = group[clock]
+    return bool(group["step"] % every == int(lag * every))
 
 
 def guarded(function: Callable[[Tensor], Tensor], S: Tensor) -> list[Tensor | None]:
     """`function` of a batch of factors; None where one is not finite or does not decompose."""
-    finite = torch.isfinite(S).flatten(1).all(1)
+    finite = is_finite(S)
     identity = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
     # LAPACK refuses a whole batch for one NaN, so unusable factors are stood in for.
     S = torch.where(finite.view(-1, *[1] * (S.ndim - 1)), S, identity)
     try:
-        # Clones, not views, any one of which would keep the whole batch alive.
-        results: list[Tensor | None] = [result.clone() for result in function(S)]
+        results: list[Tensor | None] = list(function(S))
     except (DecompositionError, torch.linalg.LinAlgError):
         results = [_or_none(function, factor) for factor in S]
     return [result if good else None for result, good in zip(results, finite.tolist(), strict=True)]
+
+
+def is_finite(S: Tensor) -> Tensor:
+    """Which factors of a batch can be used, [b]; one whose sum overflows cannot either."""
+    return S.flatten(1).sum(1).isfinite()
 
 
 def guarded_roots(S: Tensor, power: float) -> list[Tensor | None]:
@@ -70,6 +76,17 @@ def keep(layer: Layer, name: str, value: Tensor | None) -> list[Layer]:
         return [layer]
     layer.state[name] = value
     return []
+
+
+def renewed(stack: Stack, name: str, results: Sequence[Tensor | None]) -> list[Layer]:
+    """Cache new maps of a stack's blocks; a layer with a block that has none keeps its old ones."""
+    failed, begin = [], 0
+    for layer in stack.layers:
+        blocks = [result for result in results[begin : begin + layer.blocks] if result is not None]
+        begin += layer.blocks
+        whole = torch.stack(blocks) if len(blocks) == layer.blocks else None
+        failed += keep(layer, name, whole)
+    return failed
 
 
 def trace_mean(S: Tensor) -> Tensor:

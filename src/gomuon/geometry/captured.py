@@ -18,12 +18,14 @@ from gomuon.geometry.base import (
     guarded,
     guarded_roots,
     identity_like,
+    is_finite,
     keep,
     trace_mean,
 )
 from gomuon.layers import Layer
 from gomuon.probes import Moment
 from gomuon.settings import sides
+from gomuon.stacks import Stack
 
 Side = Literal["left", "right"]
 Maps = Callable[[Sequence[Layer], Group], list[Layer]]
@@ -56,17 +58,18 @@ class CapturedMoments(Geometry):
         left, right = sides(group["alpha"]) if "alpha" in group else (1.0, 1.0)
         return left > 0 and self.only != "right", right > 0
 
-    def capture_due(self, group: Group) -> bool:
-        return due(group, "statistics_every" if "statistics_every" in group else "refresh_every")
+    def capture_due(self, group: Group, lag: float = 0.0) -> bool:
+        clock = "statistics_every" if "statistics_every" in group else "refresh_every"
+        return due(group, clock, lag)
 
-    def before(self, layers: Sequence[Layer], group: Group) -> list[Layer]:
+    def before(self, stacks: Sequence[Stack], group: Group) -> list[Layer]:
         failed: list[Layer] = []
+        layers = [layer for stack in stacks for layer in stack.layers]
         left, right = self.captured_sides(group)
-        if self.capture_due(group):
-            failed += self._observe("right", layers, group) if right else []
-            failed += self._observe("left", layers, group) if left else []
-        if due(group):
-            failed += self.maps(layers, group)
+        observed = [layer for layer in layers if self.capture_due(group, layer.lag)]
+        failed += self._observe("right", observed, group) if right else []
+        failed += self._observe("left", observed, group) if left else []
+        failed += self.maps([layer for layer in layers if due(group, lag=layer.lag)], group)
         if group.get(self.inputs_decay) is None:
             for layer in layers:  # sampled and held: nothing of A outlives its map
                 layer.state.pop("right_factor", None)
@@ -82,7 +85,7 @@ class CapturedMoments(Geometry):
         failed: list[Layer] = []
         for batch in alike(together, lambda same: (_key(_total(same[0], side)), _cut(same[0]))):
             observed = self._observations(side, [same[0] for same in batch], group)
-            usable = torch.isfinite(observed).flatten(1).all(1).tolist()
+            usable = is_finite(observed).tolist()
             for same, S, good in zip(batch, observed, usable, strict=True):
                 if good:
                     factor = self._averaged(side, same[0], S, group)
@@ -114,11 +117,13 @@ class CapturedMoments(Geometry):
         beta = group.get(self.inputs_decay if side == "right" else "factor_decay")
         factor = layer.state.get(f"{side}_factor")
         if factor is None and self.start is not None:
-            factor = self.start * identity_like(observed).expand_as(observed)
-        if factor is None or beta is None:
-            return observed.clone()
+            factor = (self.start * identity_like(observed)).repeat(len(observed), 1, 1)
+        if beta is None:
+            return observed
+        if factor is None:
+            return observed.clone()  # not a view, which would keep the whole batch alive
         waited = group["step"] - layer.state.get(f"{side}_seen", 0) if self.elapsed else 1
-        return beta**waited * factor + (1 - beta**waited) * observed
+        return factor.mul_(beta**waited).add_(observed, alpha=1 - beta**waited)
 
 
 def root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:

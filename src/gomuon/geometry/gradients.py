@@ -2,12 +2,10 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
 
-from gomuon.batching import alike
 from gomuon.functional import inverse_root
 from gomuon.geometry.base import (
     Geometry,
@@ -16,10 +14,11 @@ from gomuon.geometry.base import (
     guarded,
     guarded_roots,
     identity_like,
-    keep,
+    renewed,
     trace_mean,
 )
 from gomuon.layers import Layer
+from gomuon.stacks import Stack
 
 Roots = Callable[[Tensor, int, Group], list[Tensor | None]]
 
@@ -36,35 +35,30 @@ class GradientGrams(Geometry):
     roots: Roots
     description: str = "gradient Gram moments"
 
-    def before(self, layers: Sequence[Layer], group: Group) -> list[Layer]:
-        if due(group, "statistics_every"):
-            for layer in layers:
-                _observe_grams(layer, group["factor_decay"])
+    def before(self, stacks: Sequence[Stack], group: Group) -> list[Layer]:
         failed: list[Layer] = []
-        if due(group):
-            for side in ("left", "right"):
-                for batch in alike(layers, partial(_key, side)):
-                    factors = torch.stack([layer.state[f"{side}_factor"] for layer in batch])
-                    maps = self.roots(factors, batch[0].state["observations"], group)
-                    for layer, new in zip(batch, maps, strict=True):
-                        failed += keep(layer, f"{side}_map", new)
+        for stack in stacks:
+            if due(group, "statistics_every"):
+                _observe_grams(stack, group["factor_decay"])
+            if due(group):
+                observations = stack.layers[0].state["observations"]
+                for side in ("left", "right"):
+                    factors = stack.map(f"{side}_factor")
+                    assert factors is not None
+                    maps = self.roots(factors, observations, group)
+                    failed += renewed(stack, f"{side}_map", maps)
         return failed
 
 
-def _key(side: str, layer: Layer) -> tuple[object, ...]:
-    return layer.state[f"{side}_factor"].shape, layer.dtype, layer.state["observations"]
-
-
-def _observe_grams(layer: Layer, beta: float) -> None:
+def _observe_grams(stack: Stack, beta: float) -> None:
     """L ← βL + (1−β)GGᵀ, or a plain sum at β = 1."""
-    G = layer.gradients
+    G = stack.G
     weight = 1.0 if beta == 1 else 1 - beta
     for side, gram in (("left", G @ G.mT), ("right", G.mT @ G)):
-        factor = layer.state.get(f"{side}_factor")
-        layer.state[f"{side}_factor"] = (
-            weight * gram if factor is None else beta * factor + weight * gram
-        )
-    layer.state["observations"] = layer.state.get("observations", 0) + 1
+        factor = stack.factor(f"{side}_factor", start=torch.zeros_like(gram))
+        factor.mul_(beta).add_(gram, alpha=weight)
+    for layer in stack.layers:
+        layer.state["observations"] = layer.state.get("observations", 0) + 1
 
 
 def ridge_roots(S: Tensor, observations: int, group: Group) -> list[Tensor | None]:
@@ -91,28 +85,25 @@ class CoupledFactors(Geometry):
 
     description = "coupled gradient factors"
 
-    def before(self, layers: Sequence[Layer], group: Group) -> list[Layer]:
+    def before(self, stacks: Sequence[Stack], group: Group) -> list[Layer]:
         failed: list[Layer] = []
-        for batch in alike(layers, lambda layer: (layer.shape, layer.blocks, layer.dtype)):
-            G = torch.stack([layer.gradients for layer in batch])
+        for stack in stacks:
+            G = stack.G
             m, n = G.shape[-2:]
-            P = _factor_or_identity(batch, "left", G, m)
-            Q = _factor_or_identity(batch, "right", G, n)
-            P = _coupled(P, G @ torch.linalg.solve(Q, G.mT) / n, group)
-            Q = _coupled(Q, G.mT @ torch.linalg.solve(P, G) / m, group)
-            for side, factors in (("left", P), ("right", Q)):
-                for layer, factor, new in zip(
-                    batch, factors, guarded_roots(factors, 0.5), strict=True
-                ):
-                    if new is not None:
-                        layer.state[f"{side}_factor"] = factor.clone()
-                    failed += keep(layer, f"{side}_map", new)
+            kept_P = stack.factor("left_factor", start=_identities(G, m))
+            kept_Q = stack.factor("right_factor", start=_identities(G, n))
+            P = _coupled(kept_P, G @ torch.linalg.solve(kept_Q, G.mT) / n, group)
+            Q = _coupled(kept_Q, G.mT @ torch.linalg.solve(P, G) / m, group)
+            for side, kept, factors in (("left", kept_P, P), ("right", kept_Q, Q)):
+                maps = guarded_roots(factors, 0.5)
+                usable = torch.tensor([new is not None for new in maps], device=G.device)
+                kept.copy_(torch.where(usable[:, None, None], factors, kept))
+                failed += renewed(stack, f"{side}_map", maps)
         return failed
 
 
-def _factor_or_identity(batch: Sequence[Layer], side: str, G: Tensor, size: int) -> Tensor:
-    identity = torch.eye(size, dtype=G.dtype, device=G.device).expand(G.shape[1], size, size)
-    return torch.stack([layer.state.get(f"{side}_factor", identity) for layer in batch])
+def _identities(G: Tensor, size: int) -> Tensor:
+    return torch.eye(size, dtype=G.dtype, device=G.device).expand(len(G), size, size)
 
 
 def _coupled(factor: Tensor, gram: Tensor, group: Group) -> Tensor:
@@ -129,15 +120,15 @@ class RowColumnNorms(Geometry):
 
     description = "row and column norms of gradients"
 
-    def before(self, layers: Sequence[Layer], group: Group) -> list[Layer]:
+    def before(self, stacks: Sequence[Stack], group: Group) -> list[Layer]:
         gamma, alpha = group["factor_decay"], group["alpha"]
-        for layer in layers:
-            square = layer.gradients.square()
+        for stack in stacks:
+            square = stack.G.square()
             for side, observed in (("left", square.sum(-1, True)), ("right", square.sum(-2, True))):
-                factor = layer.state.get(f"{side}_factor", torch.zeros_like(observed))
-                factor = gamma * factor + (1 - gamma) * observed
+                factor = stack.factor(f"{side}_factor", start=torch.zeros_like(observed))
+                factor.lerp_(observed, 1 - gamma)
                 largest = factor.amax(dim=(-2, -1), keepdim=True)
-                layer.state[f"{side}_factor"] = factor
                 floored = factor + 1e-12 * largest
-                layer.state[f"{side}_scale"] = torch.where(largest > 0, floored, 1.0).pow(-alpha)
+                scale = torch.where(largest > 0, floored, 1.0).pow(-alpha)
+                stack.set(f"{side}_scale", scale)
         return []

@@ -8,6 +8,7 @@ from gomuon.batching import alike
 from gomuon.functional import inverse_root
 from gomuon.geometry.base import Geometry, Group, identity_like
 from gomuon.layers import Layer, LayerSpec
+from gomuon.stacks import Stack
 
 
 class PartnerGram(Geometry):
@@ -20,14 +21,15 @@ class PartnerGram(Geometry):
 
     description = "the partner weight's Gram, per head"
 
-    def before(self, layers: Sequence[Layer], group: Group) -> list[Layer]:
+    def before(self, stacks: Sequence[Stack], group: Group) -> list[Layer]:
+        layers = [layer for stack in stacks for layer in stack.layers]
         paired = [layer for layer in layers if layer.spec.partner is not None]
         for batch in alike(paired, lambda layer: (layer.shape, layer.blocks, layer.dtype)):
             W = torch.stack([_partner_weights(layer) for layer in batch])
             gram = W.mT @ W
             maps = 0.5 * inverse_root(gram + group["partner_damping"] * identity_like(gram), 0.5)
             for layer, right_map in zip(batch, maps, strict=True):
-                layer.state["right_map"] = right_map.clone()
+                layer.state["right_map"] = right_map
         return []
 
 

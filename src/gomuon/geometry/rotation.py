@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gomuon.functional.linalg import decompose
+from gomuon.functional.linalg import batched, decompose
 from gomuon.geometry.base import Geometry, Group, due
-from gomuon.layers import Layer
+from gomuon.stacks import Stack
 
 
 class RotatingBasis(Geometry):
@@ -18,29 +18,30 @@ class RotatingBasis(Geometry):
 
     description = "gradient Gram moments and their eigenbasis"
 
-    def after(self, layers: Sequence[Layer], group: Group) -> None:
-        beta = group["factor_decay"]
-        for layer in layers:
-            G = layer.gradients
-            for side, gram in (("left", G @ G.mT), ("right", G.mT @ G)):
-                if gram.shape[-1] > group["max_side"]:
-                    continue
-                factor = layer.state.get(f"{side}_factor", torch.zeros_like(gram))
-                layer.state[f"{side}_factor"] = factor = beta * factor + (1 - beta) * gram
-                basis = layer.state.get(f"{side}_basis")
-                if basis is None:
-                    _, vectors = decompose(torch.linalg.eigh, factor)
-                    layer.state[f"{side}_basis"] = vectors.flip(-1)
-                elif due(group):
-                    layer.state[f"{side}_basis"] = _rotated(layer, side, factor, basis)
+    def after(self, stacks: Sequence[Stack], group: Group) -> None:
+        for stack in stacks:
+            for side, G in (("left", stack.G), ("right", stack.G.mT)):
+                if G.shape[-2] <= group["max_side"]:
+                    _follow(stack, side, G @ G.mT, group)
 
 
-def _rotated(layer: Layer, side: str, factor: Tensor, basis: Tensor) -> Tensor:
+def _follow(stack: Stack, side: str, gram: Tensor, group: Group) -> None:
+    factor = stack.factor(f"{side}_factor", start=torch.zeros_like(gram))
+    factor.lerp_(gram, 1 - group["factor_decay"])
+    basis = stack.map(f"{side}_basis")
+    if basis is None:
+        _, vectors = decompose(torch.linalg.eigh, factor)
+        stack.set(f"{side}_basis", vectors.flip(-1))
+    elif due(group):
+        stack.set(f"{side}_basis", _rotated(stack, side, factor, basis))
+
+
+def _rotated(stack: Stack, side: str, factor: Tensor, basis: Tensor) -> Tensor:
     """One power step; the second moment follows its directions as they change places."""
     estimate = (basis * (factor @ basis)).sum(-2)  # diag(QᵀLQ)
     order = estimate.argsort(dim=-1, descending=True)
-    square = layer.recall("square")
+    square = stack.memory("square")
     index = order.unsqueeze(-1) if side == "left" else order.unsqueeze(-2)
-    layer.remember("square", torch.take_along_dim(square, index, dim=-2 if side == "left" else -1))
+    square.copy_(torch.take_along_dim(square, index, dim=-2 if side == "left" else -1))
     basis = torch.take_along_dim(basis, order.unsqueeze(-2), dim=-1)
-    return torch.linalg.qr(factor @ basis).Q
+    return batched(torch.linalg.qr, factor @ basis)[0]

@@ -1,0 +1,101 @@
+"""Matrices shared out among threads give what the plain call gives."""
+
+import os
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from gomuon.errors import DecompositionError
+from gomuon.functional import inverse_root, polar
+from gomuon.functional.linalg import decompose
+from gomuon.functional.spreading import spread
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def who_and_square(seen: set[int], X: Tensor) -> tuple[Tensor, Tensor]:
+    seen.add(threading.get_ident())
+    assert torch.get_num_threads() == 1
+    return X @ X, X.sum((-2, -1))
+
+
+def test_the_result_is_the_plain_call_s_in_order() -> None:
+    X, seen = torch.randn(9, 70, 70), set[int]()
+    square, total = spread(lambda part: who_and_square(seen, part), X)
+    torch.testing.assert_close(square, X @ X)
+    torch.testing.assert_close(total, X.sum((-2, -1)))
+    assert threading.get_ident() not in seen
+
+
+def test_little_work_stays_in_its_thread() -> None:
+    X, seen = torch.randn(200, 8, 8), set[int]()
+
+    def note(part: Tensor) -> tuple[Tensor]:
+        seen.add(threading.get_ident())
+        return (part,)
+
+    spread(note, X)
+    assert seen == {threading.get_ident()}
+
+
+def test_nobody_else_s_threads_are_touched() -> None:
+    spread(lambda part: (part,), torch.randn(4, 70, 70))
+    fresh: list[int] = []
+    thread = threading.Thread(target=lambda: fresh.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert fresh == [2]
+    assert torch.get_num_threads() == 2
+
+
+def test_decompositions_agree_with_one_thread() -> None:
+    X = torch.randn(2, 3, 80, 72)
+    S = X.mT @ X + torch.eye(72)
+    several = polar(X), polar(X, "gram"), inverse_root(S, 0.25)
+    torch.set_num_threads(1)
+    alone = polar(X), polar(X, "gram"), inverse_root(S, 0.25)
+    for one, other in zip(several, alone, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_an_error_in_a_thread_reaches_the_caller() -> None:
+    X = torch.randn(4, 70, 70)
+    X[2, 3, 4] = torch.nan
+    with pytest.raises(DecompositionError, match="NaN"):
+        polar(X, "gram")
+
+    def fail(part: Tensor) -> tuple[Tensor]:
+        raise torch.linalg.LinAlgError("no")
+
+    with pytest.raises(DecompositionError, match="nor in float64"):
+        decompose(fail, torch.randn(4, 70, 70))
+
+
+def test_gradients_flow_as_through_the_plain_call() -> None:
+    X = torch.randn(3, 70, 70, dtype=torch.float64, requires_grad=True)
+    (square,) = spread(lambda part: (part @ part,), X)
+    square.sum().backward()
+    assert X.grad is not None
+    assert X.grad.any()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_makes_threads_of_its_own() -> None:
+    spread(lambda part: (part,), torch.randn(4, 70, 70))  # the parent has its pool
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(2)
+        # A copy needs no OpenMP region, which a forked child may not enter.
+        (copy,) = spread(lambda part: (part,), torch.ones(4, 70, 70))
+        os._exit(0 if len(copy) == 4 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
