@@ -72,11 +72,12 @@ def polar_work(count: int, m: int, n: int, method: str) -> Work:
         steps = count * QUINTICS[method]  # YYᵀ, its square, (bYYᵀ + c(YYᵀ)²)Y
         square, last = Product(steps, short, short, short), Product(steps, short, short, long)
         return [*symmetric(steps, short, long), square, last]
-    if method == "gram":  # of a well-conditioned matrix: YᵀY, a test of it, Y·V·λ^(−½)·Vᵀ
+    if method == "gram":  # of a well-conditioned matrix: YᵀY, a test of it, Y·(V·λ^(−½)·Vᵀ)
         return [
             *symmetric(count, short, long),
             Decomposition(count, "cholesky", short, short),
             Decomposition(count, "eigh", short, short),
-            Product(2 * count, long, short, short),
+            Product(count, short, short, short),
+            Product(count, long, short, short),
         ]
     return [Decomposition(count, "svd", m, n), Product(count, m, short, n)]
