@@ -1,7 +1,7 @@
 """Counting what a real step does: products by torch's own counter, decompositions by call."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from gomuon.operations import Decomposition, Operation, Product
+from gomuon.stacks import Stack
 
 Calls = Counter[tuple[str, int, int]]
 
@@ -57,12 +58,17 @@ def predicted(work: list[Operation]) -> tuple[int, Calls]:
     return sum(x.flops for x in work if isinstance(x, Product)), calls
 
 
-def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of all tensors in the state; a storage that several share counts once."""
-    storages = {
-        value.untyped_storage().data_ptr(): value.untyped_storage().nbytes()
+def kept_bytes(optimizer: torch.optim.Optimizer, stacks: Iterable[Stack] = ()) -> int:
+    """Bytes of the state's tensors and of what the step keeps stacked; shared ones count once."""
+    stacked = {
+        whole.untyped_storage().data_ptr(): whole.nbytes
+        for stack in stacks
+        for _, whole in stack._kept.values()
+    }
+    regions = {
+        (value.untyped_storage().data_ptr(), value.storage_offset()): value.nbytes
         for state in optimizer.state.values()
         for value in state.values()
-        if isinstance(value, Tensor)
+        if isinstance(value, Tensor) and value.untyped_storage().data_ptr() not in stacked
     }
-    return sum(storages.values())
+    return sum(stacked.values()) + sum(regions.values())

@@ -21,11 +21,13 @@ from gomuon.costs import (
 from gomuon.footprint import adamw_bytes, unit_elements
 from gomuon.functional import polar
 from gomuon.functional.polar import PolarMethod
+from gomuon.functional.products import symmetric_product
 from gomuon.inventory import Inventory, inventory, readings
-from gomuon.operations import Product, Work, flops, polar_work
+from gomuon.operations import Product, Work, flops, polar_work, symmetric
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.probes import working_dtype
-from tests.counting import counted, predicted, state_bytes
+from gomuon.stacks import Stack
+from tests.counting import counted, kept_bytes, predicted
 from tests.models import language_loss, transformer
 
 Model = Callable[[], nn.Module]
@@ -110,6 +112,8 @@ def test_every_operation_and_every_byte_is_predicted(
 ) -> None:
     model, optimizer, whole, found = prepared(name, settings, case)
     units = units_of(found.layers, name)
+    stacks: set[Stack] = set()
+    optimizer.add_observer(lambda stack, *_: stacks.add(stack))
     backward_alone: int | None = None
     every, statistics = whole.get("refresh_every", 1), whole.get("statistics_every")
     for step in range(2 * every):
@@ -135,7 +139,7 @@ def test_every_operation_and_every_byte_is_predicted(
     size = working_dtype(next(model.parameters())).itemsize
     kept = size * sum(unit_elements(unit, name, whole) for unit in units)
     kept += adamw_bytes([rows * width for rows, width in found.others], size)
-    assert state_bytes(optimizer) == kept
+    assert kept_bytes(optimizer, stacks) == kept
 
 
 def test_backward_without_capture_is_what_is_left_over() -> None:
@@ -184,6 +188,12 @@ def test_a_weight_no_forward_pass_reaches_has_no_moments() -> None:
 def test_the_polar_factor_alone(shape: tuple[int, int], method: Any) -> None:
     X = torch.randn(3, *shape)
     assert counted(lambda: polar(X, method)) == predicted(polar_work(3, *shape, method))
+
+
+@pytest.mark.parametrize("d", [1, 16, 255, 256, 300, 2100])
+def test_symmetric_products_alone(d: int) -> None:
+    rows = torch.ones(2, 3, d)
+    assert counted(lambda: symmetric_product(rows)) == predicted(symmetric(2, d, 3))
 
 
 def test_parameters_by_treatment_are_the_optimizers_own() -> None:

@@ -10,24 +10,20 @@ STEP_BYTES = 4  # AdamW's own count of steps, one float32 for each parameter
 
 @dataclass(frozen=True)
 class Kept:
-    """How many d×d tensors a method with captured factors keeps for each factor.
+    """What a method with captured factors keeps beside them.
 
     Attributes:
-        left: of the output side.
-        right: of the input side, in every layer's state.
-        shared: of the input side, one for all layers that share it.
-        values: whether eigenvalues are kept beside, for every layer and side.
+        averages: whether the (left, right) factors outlive their maps.
+        values: whether eigenvalues are kept beside the eigenvectors, which are its maps.
     """
 
-    left: int
-    right: int
-    shared: int
+    averages: tuple[bool, bool]
     values: bool = False
 
 
 KEPT = {
-    "GoMuon": Kept(left=2, right=0, shared=1),  # B̄, P_B; P_A
-    "KFAC": Kept(left=2, right=1, shared=1, values=True),  # B, V_B; V_A, A
+    "GoMuon": Kept(averages=(True, False)),  # B̄, P_B, P_A; A is sampled and held
+    "KFAC": Kept(averages=(True, True), values=True),
 }
 
 
@@ -44,16 +40,33 @@ def unit_elements(unit: Sequence[MatrixLayer], method: str, settings: Settings) 
         return total
     if not row.captures:  # a factor and a map for either side of every block
         return total + sum(2 * count * d * d for x in unit for count, d in x.grams)
-    kept, leaders = KEPT[method], first_of_their_cut(unit)
-    # Go-MUON's A is sampled and held: unless it is averaged, nothing of it outlives its map.
-    shared = kept.shared + (settings.get("input_decay") is not None)
+    kept = KEPT[method]
+    left_average, right_average = kept.averages
+    right_average = right_average or settings.get("input_decay") is not None
     for layer in unit:
         left, right = captured(layer, method, settings)
-        (rows, m), (columns, n) = layer.factors
-        total += left * rows * (kept.left * m * m + kept.values * m)
-        total += right * columns * (kept.right * n * n + kept.values * n)
-        total += right * columns * (layer in leaders) * shared * n * n
+        total += left * (left_average * _square(layer.factors[0]) + _maps(layer, 0, kept.values))
+        total += right * _maps(layer, 1, kept.values)
+    for layer in first_of_their_cut(unit):  # once for all layers that share it
+        if captured(layer, method, settings)[1]:
+            count, n = layer.factors[1]
+            total += right_average * count * n * n
+            # Bases are cloned for every layer, so those are never shared.
+            total += 0 if kept.values or count == layer.blocks else count * n * n
     return total
+
+
+def _square(factor: tuple[int, int]) -> int:
+    count, d = factor
+    return count * d * d
+
+
+def _maps(layer: MatrixLayer, side: int, values: bool) -> int:
+    """A map for every block, as the step stacks them, and the maps they are copies of, if fewer."""
+    count, d = layer.factors[side]
+    each = d * d + (d if values else 0)
+    own = count != layer.blocks and (side == 0 or values)
+    return layer.blocks * each + (count * each if own else 0)
 
 
 def adamw_bytes(parameters: Sequence[int], size: int) -> int:

@@ -57,22 +57,23 @@ def flops(work: Sequence[Operation]) -> int:
 
 
 def symmetric(count: int, d: int, rows: int) -> Work:
-    """VᵀV of V [rows, d]: moments, the last product of a root, the Gram of a polar factor."""
-    return [Product(count, d, rows, d)]
+    """VᵀV of V [rows, d] as `symmetric_product` makes it, in strips of little more than half."""
+    block = max(128, d // 16)
+    block = block if d >= 2 * block else d
+    return [Product(count, min(block, d - begin), rows, d - begin) for begin in range(0, d, block)]
 
 
-# Quintic steps of the polar factors that are made of products alone.
-QUINTICS = {"polar-express": 16, "newton-schulz": 5}
+POLAR_EXPRESS_STEPS = 16
 
 
 def polar_work(count: int, m: int, n: int, method: str) -> Work:
     """The polar factor, as `functional.polar` computes it; `method` is not "auto"."""
     short, long = min(m, n), max(m, n)
-    if method in QUINTICS:
-        steps = count * QUINTICS[method]  # YYᵀ, its square, (bYYᵀ + c(YYᵀ)²)Y
-        square, last = Product(steps, short, short, short), Product(steps, short, short, long)
-        return [*symmetric(steps, short, long), square, last]
-    if method == "gram":  # of a well-conditioned matrix: YᵀY, a test of it, Y·(V·λ^(−½)·Vᵀ)
+    if method == "polar-express":
+        steps = count * POLAR_EXPRESS_STEPS  # YYᵀ, its square, (bYYᵀ + c(YYᵀ)²)Y
+        shapes = ((short, long, short), (short, short, short), (short, short, long))
+        return [*(Product(steps, *shape) for shape in shapes)]
+    if method == "gram":  # of a well-conditioned float32 matrix: YᵀY, a test of it, Y·(V·λ^(−½)·Vᵀ)
         return [
             *symmetric(count, short, long),
             Decomposition(count, "cholesky", short, short),

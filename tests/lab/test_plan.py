@@ -19,7 +19,7 @@ from gomuon.lab.planning.forecast import Ranks, forecast
 from gomuon.lab.planning.models import CONFIGURATIONS
 from gomuon.lab.planning.table import human
 from gomuon.traffic import Mesh
-from tests.counting import counted, state_bytes
+from tests.counting import counted, kept_bytes
 from tests.lab.test_cli import refused
 
 DOCS = Path(__file__).parents[2] / "docs" / "scaling.md"
@@ -79,7 +79,7 @@ def test_one_rank_holds_what_the_real_optimizer_holds(name: str) -> None:
         optimizer.zero_grad()
         model(torch.randint(0, 65, (2, 16))).logsumexp(-1).mean().backward()
         optimizer.step()
-    assert predicted.state.largest == state_bytes(optimizer)
+    assert predicted.state.largest == kept_bytes(optimizer)
 
 
 def test_sharding_spreads_state_and_work_and_keeps_their_sums(

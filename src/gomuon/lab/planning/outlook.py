@@ -6,6 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from gomuon.lab.errors import LabError
 from gomuon.lab.planning.forecast import Forecast, Ranks, forecast
 from gomuon.lab.planning.subject import Subject
@@ -71,13 +73,19 @@ def outlook(
     polar: str = ACCELERATOR_POLAR,
 ) -> Outlook:
     """The plan of a subject; what is None is each method's own."""
-    changes = {"refresh_every": refresh_every, "token_stride": token_stride, "polar": polar}
+    changes: dict[str, Any] = {
+        "refresh_every": refresh_every,
+        "token_stride": token_stride,
+        "polar": polar,
+    }
+    weight = next(subject.model.parameters()).dtype
+    if polar == "gram" and weight == torch.float64:
+        changes["polar"] = "svd"  # as `functional.polar` does: there is no wider dtype
     given = {name: value for name, value in changes.items() if value is not None}
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     if not chosen:
         raise LabError(f"--optimizers {names!r} names none; write them as {OPTIMIZERS}")
     ranks = Ranks(mesh, replicate)
-    weight = next(subject.model.parameters()).dtype
     size = weight.itemsize
     return Outlook(
         subject.name,
