@@ -1,9 +1,9 @@
-# Both commands start from a fresh clone: they make .venv themselves.
+# Each command starts from a fresh clone: it makes .venv itself.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check docs clean
+.PHONY: demo test check bench docs clean
 
 demo: .venv/lab
 	$(BIN)/gomuon race --out demo
@@ -16,10 +16,18 @@ check: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Stopped at any moment, it continues; then the page is made from what was measured.
+bench: .venv/bench
+	$(BIN)/gomuon bench --out results/bench
+	$(BIN)/gomuon bench --page > docs/.speed.part
+	mv docs/.speed.part docs/speed.md
+
 # Written aside first: a failure must not leave half a page.
 docs: .venv/lab
 	$(BIN)/gomuon methods --markdown > docs/.methods.part
 	mv docs/.methods.part docs/methods.md
+	$(BIN)/gomuon bench --page > docs/.speed.part
+	mv docs/.speed.part docs/speed.md
 	$(BIN)/gomuon plan --markdown docs/scaling.md
 
 # An extra is installed again whenever the files that declare it change.

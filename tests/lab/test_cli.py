@@ -107,7 +107,9 @@ def test_what_cannot_be_parsed_exits_with_2(
     assert "Traceback" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["race", "tune", "reproduce", "report", "data", "methods"])
+@pytest.mark.parametrize(
+    "command", ["race", "tune", "reproduce", "report", "data", "methods", "bench"]
+)
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main([command, "--help"])

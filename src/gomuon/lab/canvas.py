@@ -78,6 +78,21 @@ def label(name: str, limit: int = 28) -> str:
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
+def draw(paint: Callable[[Figure, Look], None], look: Look, height: float) -> str:
+    """One variant of a drawing, as SVG."""
+    size = (9.2 if look.wide else 3.7, height)
+    with matplotlib.rc_context(look.settings), warnings.catch_warnings():
+        # A name in a script the font lacks is drawn as boxes; that is no one's error.
+        warnings.filterwarnings("ignore", message="Glyph")
+        figure = Figure(figsize=size, layout="constrained")
+        paint(figure, look)
+        stream = io.StringIO()
+        figure.savefig(
+            stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
+        )
+    return _shorten(stream.getvalue())
+
+
 def picture(
     caption: str,
     alt: str,
@@ -85,18 +100,7 @@ def picture(
     heights: tuple[float, float],
 ) -> Picture:
     def variant(wide: bool, dark: bool) -> str:
-        look = Look(wide, dark)
-        size = (9.2, heights[0]) if wide else (3.7, heights[1])
-        with matplotlib.rc_context(look.settings), warnings.catch_warnings():
-            # A name in a script the font lacks is drawn as boxes; that is no one's error.
-            warnings.filterwarnings("ignore", message="Glyph")
-            figure = Figure(figsize=size, layout="constrained")
-            paint(figure, look)
-            stream = io.StringIO()
-            figure.savefig(
-                stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
-            )
-        return _shorten(stream.getvalue())
+        return draw(paint, Look(wide, dark), heights[0 if wide else 1])
 
     return Picture(
         caption,

@@ -1,4 +1,4 @@
-"""The commands: race, tune, reproduce, report, data, methods and plan."""
+"""The commands: race, tune, reproduce, report, data, methods, bench and plan."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from gomuon.lab import (
     tuning,
     tuning_summary,
 )
+from gomuon.lab.bench.command import bench
 from gomuon.lab.display import open_display
 from gomuon.lab.errors import LabError
 from gomuon.lab.flags import OPEN, Folder, Number, Shape, Switch, Whole, Words
@@ -287,6 +288,9 @@ def methods(
         methods_table.print_method(name, Console())
     else:
         methods_table.print_table(Console())
+
+
+app.command(bench)
 
 
 app.command(plan)

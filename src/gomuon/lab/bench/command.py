@@ -1,0 +1,170 @@
+"""The command `gomuon bench`."""
+
+from __future__ import annotations
+
+import importlib
+import shlex
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table as Rich
+from rich.text import Text
+
+from gomuon.lab import storage
+from gomuon.lab.bench import page as pages
+from gomuon.lab.bench import running, tables
+from gomuon.lab.display import clock
+from gomuon.lab.document import Table, cell
+from gomuon.lab.errors import LabError
+from gomuon.lab.flags import Folder, Switch, Whole, Words
+
+REPORT = "report.md"
+LINE_INTERVAL = 20.0  # seconds between lines where nothing can be overwritten
+
+
+def bench(
+    models: Words = "",
+    arms: Words = "",
+    cycles: Whole = None,
+    quick: Switch = False,
+    scaling: Switch = True,
+    compile: Switch = False,
+    threads: Whole = None,
+    fresh: Switch = False,
+    page: Switch = False,
+    out: Folder = None,
+) -> None:
+    """Measure steps and memory beside other packages, as ratios within one interleaved run.
+
+    Writes bench.json, report.md and a drawing. Stopped at any moment, the same command continues.
+
+    Args:
+        models: Among paper, wide, mlp, gpt2, conv and overhead, separated by commas; all of them.
+        arms: Such as go-muon-4,torch-muon; by default all that are worth their time on a model.
+        cycles: Windows of 16 measured steps per model; by default as many as the model is given.
+        quick: Smaller models, a minute or two; no verdicts.
+        scaling: Leave out how time grows with width and depth.
+        compile: Let heavyball compile its steps, as it does by default.
+        threads: By default torch's own number.
+        fresh: Measure again what the folder holds already.
+        page: Print docs/speed.md from the folder's file; measure nothing.
+        out: Folder of the results; by default runs/bench (runs/bench-quick), with --page
+            results/bench.
+    """
+    if page:
+        folder = out or Path("results") / "bench"
+        link = f"../{folder.as_posix()}/bench"
+        file = (folder / running.FILE).as_posix()
+        sys.stdout.write(pages.markdown(running.read(folder), file, link))
+        return
+    if threads is not None and threads < 1:
+        raise LabError(f"--threads must be at least 1, not {threads}")
+    settings = running.Settings(
+        models, arms, cycles, "quick" if quick else "full", scaling, compile
+    )
+    settings.check()
+    folder = out or Path("runs") / ("bench-quick" if quick else "bench")
+    console = Console()
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        with Progress(console) as progress:
+            command = spelled(settings, threads, out)
+            result = running.run(settings, folder, command, progress, fresh=fresh)
+    finally:
+        torch.set_num_threads(before)
+    show(result, console)
+    write(result, folder)
+    console.print(f"report: {folder / REPORT}", markup=False, highlight=False, soft_wrap=True)
+
+
+def spelled(settings: running.Settings, threads: int | None, out: Path | None) -> str:
+    """The command that measures this; a folder on one machine alone is none of its business."""
+    words = ["gomuon", "bench"]
+    if out is not None and not out.is_absolute():
+        words += ["--out", out.as_posix()]
+    options = {"--models": settings.models, "--arms": settings.arms, "--threads": threads}
+    for flag, value in {**options, "--cycles": settings.cycles}.items():
+        words += [flag, str(value)] if value else []
+    switches = {
+        "--quick": settings.size != "full",
+        "--no-scaling": not settings.scaling,
+        "--compile": settings.compiled,
+    }
+    return shlex.join([*words, *(flag for flag, on in switches.items() if on)])
+
+
+def write(result: Mapping[str, Any], folder: Path) -> None:
+    """The report and the drawing beside a benchmark's file."""
+    # Imported late: matplotlib takes a while, and a long benchmark should start at once.
+    importlib.import_module("gomuon.lab.bench.picture").write(result, folder)
+    text = pages.markdown(result, running.FILE, "bench")
+    path = folder / REPORT
+    storage.write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def show(result: Mapping[str, Any], console: Console) -> None:
+    """The tables on a terminal, the bars last, where they are still on the screen."""
+    for title, table in tables.workload_tables(result):
+        console.print(_rich(title, table))
+    grown = tables.scaling_table(result)
+    if grown is not None:
+        console.print(_rich("growth", grown))
+    console.print(_rich("bars", tables.bar_table(result)))
+    console.print("times over forward + backward of the model without hooks", style="dim")
+
+
+def _rich(title: str, table: Table) -> Rich:
+    shown = Rich(title=title, caption=table.caption, title_justify="left", caption_justify="left")
+    for index, column in enumerate(table.columns):
+        side = "left" if index < table.left else "right"
+        shown.add_column(column, justify=side, overflow="fold")  # type: ignore[arg-type]
+    for row in table.rows:
+        texts = [Text(c.text, style="bold" if c.best else "") for c in map(cell, row)]
+        shown.add_row(*texts)
+    return shown
+
+
+class Progress:
+    """One line that is overwritten on a terminal, and a line now and then elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.status = console.status("")
+        self.title, self.turns, self.made = "", 0, 0
+        self.begun = self.said = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        if self.console.is_terminal:
+            self.status.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.status.stop()
+
+    def begin(self, title: str, turns: int) -> None:
+        self.title, self.turns, self.made = title, turns, 0
+        self.begun = self.said = time.monotonic()
+        self._line(title)
+
+    def tick(self, arm: str, step: int) -> None:
+        now = time.monotonic()
+        left = (now - self.begun) / self.made * (self.turns - self.made) if self.made else None
+        self.made += 1
+        text = f"{self.title}: {self.made}/{self.turns}, {arm}, {clock(left)} left"
+        if self.console.is_terminal:
+            self.status.update(Text(text))
+        elif now - self.said > LINE_INTERVAL:
+            self.said = now
+            self._line(text)
+
+    def skip(self, title: str) -> None:
+        self._line(f"{title}: measured before")
+
+    def _line(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,99 @@
+"""docs/speed.md, and the report beside a benchmark's file: what is measured, and the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gomuon.lab.bench import tables, trials
+from gomuon.lab.document import Table, cell
+from gomuon.lab.markdown import escape
+
+QUICK = """\
+> **Quick run.** The models are smaller and the windows shorter than what the bars are about, so no
+> verdict is given. `make bench` makes the full one."""
+INTRODUCTION = """\
+# Speed
+
+Made by `gomuon bench --page` from `{file}`; `make bench` measures again.
+
+Every number below is a ratio of two things measured in the same run of one process, in which all
+optimizers take turns step by step: each has its own copy of the same model, and whoever went first
+at one step goes later at the next. A slow moment of the machine so falls on all of them.
+
+- **unit**: forward and backward passes of the model without hooks, as torch AdamW's copy runs them.
+- **step**: `optimizer.step()` over that unit. Where a package takes matrices only, AdamW for the
+  rest is inside.
+- **whole step**: forward, backward and step, over the unit. What hooks cost shows here.
+- **K**: steps from one renewal of an optimizer's geometry to the next. Means are over whole cycles
+  of K, after {warmup} steps of warm-up; `*` marks a window that holds no whole cycle.
+- **±**: the standard error over cycles, of both sides of the ratio as if they were independent,
+  though slow moments are common to both; absent where there was one cycle. An optimizer that takes
+  more than {allowance:.0f} s sits out after a whole cycle, unless a bar is about it.
+- **state**: bytes the optimizer holds between steps, over the bytes of the parameters.
+- **peak memory**: parameters, state and the most a whole step of a cycle allocates, over the same
+  without an optimizer. From torch's allocation records; work space inside LAPACK is not in them.
+
+All run at one learning rate ({rate:g}), on random data, in float32, with {threads}, on {where}
+({date}, {versions}{commit})."""
+SCALING = """\
+The paper's architecture, one layer, as its width grows; then at one width, as layers are added. The
+exponent is the slope of log time over log size by least squares, ± its standard error."""
+
+
+def markdown(result: Mapping[str, Any], file: str, picture: str) -> str:
+    """The whole page.
+
+    Args:
+        result: the content of a benchmark's file.
+        file: the path of that file, as the page should name it.
+        picture: the link to its drawing, without the ending.
+    """
+    parts = [INTRODUCTION.format(file=file, **_facts(result))]
+    if result["size"] != "full":
+        parts.append(QUICK)
+    parts += ["## Bars", render(tables.bar_table(result)), _picture(picture)]
+    for title, table in tables.workload_tables(result):
+        parts += [f"## {escape(title[0].upper() + title[1:])}", render(table)]
+    scaling = tables.scaling_table(result)
+    if scaling is not None:
+        parts += ["## Growth", SCALING, render(scaling)]
+    parts += ["## Who took part", render(tables.arm_table(result))]
+    return "\n\n".join(parts) + "\n"
+
+
+def _facts(result: Mapping[str, Any]) -> dict[str, Any]:
+    threads = result["threads"]
+    versions = {name: result["versions"][name] for name in ("gomuon", "torch", "python")}
+    return {
+        "warmup": trials.WARMUP,
+        "allowance": trials.ALLOWANCE,
+        "rate": result["rate"],
+        "threads": f"{threads} thread{'' if threads == 1 else 's'}",
+        "where": f"{escape(result['machine']['processor'])}, {result['machine']['cores']} cores",
+        "date": result["date"],
+        "versions": ", ".join(f"{name} {escape(version)}" for name, version in versions.items()),
+        "commit": f", commit {result['commit'][:12]}" if result["commit"] else "",
+    }
+
+
+def _picture(link: str) -> str:
+    alt = "optimizer step and whole step of every optimizer on every model, and growth"
+    return (
+        f'<picture><source media="(prefers-color-scheme: dark)" srcset="{link}-dark.svg">'
+        f'<img alt="{alt}" src="{link}.svg"></picture>'
+    )
+
+
+def render(table: Table) -> str:
+    marks = ["---" if i < table.left else "---:" for i in range(len(table.columns))]
+    lines = [_line([escape(column) for column in table.columns]), _line(marks)]
+    for row in table.rows:
+        cells = [cell(value) for value in row]
+        texts = [f"**{escape(c.text)}**" if c.best else escape(c.text) for c in cells]
+        lines.append(_line(texts + [""] * (len(table.columns) - len(texts))))
+    return f"{escape(table.caption)}\n\n" + "\n".join(lines)
+
+
+def _line(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"

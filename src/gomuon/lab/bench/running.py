@@ -1,0 +1,234 @@
+"""A benchmark from start to file; each finished part is kept, so a stopped one continues."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import hashlib
+import importlib.metadata
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+import gomuon
+from gomuon.lab import machine, storage
+from gomuon.lab.bench import bars, scaling, trials, workloads
+from gomuon.lab.bench.arms import RATE, Arm
+from gomuon.lab.bench.roster import choose, registry
+from gomuon.lab.bench.workloads import Size, Workload
+from gomuon.lab.errors import LabError
+
+FILE = "bench.json"
+FORMAT = 1
+PACKAGES = ("heavyball", "pytorch_optimizer", "transformers", "scipy")
+# Matrices one by one, or bfloat16 without units for it: many seconds a step at this size. What they
+# cost shows on the other models.
+SLOW = ("torch-muon", "heavyball-muon", "pytorch-optimizer-muon", "plain-muon")
+TOO_SLOW = {"wide": (*SLOW, "plain-go-muon-1", "plain-go-muon-4")}
+ENOUGH = {"overhead": ("adamw", "muon", "go-muon-4", "newton-schulz", "torch-muon")}
+
+
+class Watcher(Protocol):
+    """Who is told of progress."""
+
+    def begin(self, title: str, turns: int) -> None: ...
+    def tick(self, arm: str, step: int) -> None: ...
+    def skip(self, title: str) -> None: ...
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a benchmark was asked for; empty means all."""
+
+    models: str = ""
+    arms: str = ""
+    cycles: int | None = None
+    size: Size = "full"
+    scaling: bool = True
+    compiled: bool = False
+
+    def check(self) -> None:
+        """Raise a LabError for what cannot be measured, before anything runs."""
+        if self.cycles is not None and self.cycles < 1:
+            raise LabError(f"--cycles must be at least 1, not {self.cycles}")
+        choose(self.arms)
+        self.workloads()
+
+    def workloads(self) -> list[Workload]:
+        names = [word.strip() for word in self.models.split(",")] if self.models.strip() else []
+        for name in names:
+            if names.count(name) > 1:
+                raise LabError(f"--models names {name!r} twice; name each once")
+        return [workloads.find(name, self.size) for name in names or workloads.NAMES]
+
+    def arms_for(self, workload: str) -> tuple[list[Arm], list[Arm]]:
+        """The arms asked for and none left out; without a wish, those worth their time here."""
+        arms = choose(self.arms, self.compiled)
+        if self.arms.strip():
+            return arms, []
+        arms = [arm for arm in arms if arm.name in ENOUGH.get(workload, (arm.name,))]
+        slow = TOO_SLOW.get(workload, ()) if self.size == "full" else ()
+        return [a for a in arms if a.name not in slow], [a for a in arms if a.name in slow]
+
+
+class Part(NamedTuple):
+    """Something that is measured as a whole, and where in the file it goes."""
+
+    section: str
+    name: str
+    title: str
+    turns: int
+    measure: Callable[[Watcher], dict[str, Any]]
+
+
+def parts(settings: Settings) -> list[Part]:
+    """Everything a benchmark measures, in order."""
+    found = []
+    for workload in settings.workloads():
+        found.append(_training(settings, workload))
+        if workload.name == "paper":
+            title = "memory of a reuse step, with hooks and without"
+            found.append(
+                Part("memory", bars.HOOKS, title, 0, lambda watcher: trials.hooks(settings.size))
+            )
+    if settings.scaling:
+        found += [_scaling(settings, axis) for axis in scaling.AXES]
+    return found
+
+
+def _training(settings: Settings, workload: Workload) -> Part:
+    arms, omitted = settings.arms_for(workload.name)
+    steps = trials.WINDOW * (settings.cycles or workload.cycles)
+    return Part(
+        "workloads",
+        workload.name,
+        workload.title,
+        (trials.WARMUP + steps) * len(arms),
+        lambda watcher: trials.measure(workload, arms, steps, watcher.tick, omitted),
+    )
+
+
+def _scaling(settings: Settings, axis: str) -> Part:
+    arms = [arm for arm in choose(settings.arms) if arm.name in scaling.ARMS]
+    cycles = settings.cycles or scaling.CYCLES
+    steps = scaling.WARMUP + scaling.CYCLE * cycles
+    return Part(
+        "scaling",
+        axis,
+        f"scaling with {axis}",
+        steps * len(arms) * len(scaling.SIZES[settings.size][axis]),
+        lambda watcher: scaling.measure(axis, settings.size, arms, cycles, watcher.tick),
+    )
+
+
+def run(
+    settings: Settings, folder: Path, command: str, watcher: Watcher, *, fresh: bool = False
+) -> dict[str, Any]:
+    """Measure everything that is not in the folder's file already."""
+    settings.check()
+    storage.make_folder(folder)
+    asked = {"arms": settings.arms, "cycles": settings.cycles, "compiled": settings.compiled}
+    with storage.locked(folder):
+        result = environment(settings.size) | {"command": command, "date": today()}
+        result |= {"workloads": {}, "memory": {}, "scaling": {}}
+        if not fresh:
+            result |= kept(folder / FILE, result)
+        for part in parts(settings):
+            section = result[part.section]
+            if section.get(part.name, {}).get("asked") == asked:
+                watcher.skip(part.title)
+                continue
+            watcher.begin(part.title, part.turns)
+            section[part.name] = {**part.measure(watcher), "asked": asked}
+            storage.write_json(folder / FILE, result)
+            gc.collect()
+    return arranged(result)
+
+
+def kept(path: Path, now: dict[str, Any]) -> dict[str, Any]:
+    """What the file holds already, if it was measured in this very environment."""
+    if not path.exists():
+        return {}
+    old = storage.read_json(path)
+    sections = ("workloads", "memory", "scaling")
+    if any(old.get(key) != now[key] for key in environment(now["size"])):
+        return {}
+    return {section: old.get(section, {}) for section in sections}
+
+
+def environment(size: Size) -> dict[str, Any]:
+    """All that numbers of one file must have in common."""
+    return {
+        "format": FORMAT,
+        "size": size,
+        "rate": RATE,
+        "machine": machine.facts(),
+        "threads": torch.get_num_threads(),
+        "versions": versions(),
+        "commit": machine.source_commit(),
+        "source": source_digest(),
+    }
+
+
+@functools.cache
+def source_digest() -> str:
+    """A hash of the code that is measured, which a commit says nothing about while it is edited."""
+    package = Path(gomuon.__file__).parent
+    lab = package / "lab"
+    digest = hashlib.sha256()
+    for path in sorted(package.rglob("*.py")):
+        if lab not in path.parents or path.parent.name == "bench":
+            digest.update(path.relative_to(package).as_posix().encode() + b"\0")
+            digest.update(path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def versions() -> dict[str, str]:
+    found = machine.versions()
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def today() -> str:
+    return time.strftime("%Y-%m-%d", time.gmtime())
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The results of a folder.
+
+    Raises:
+        LabError: there are none, or of another format.
+    """
+    path = folder / FILE
+    if not path.exists():
+        raise LabError(f"{path} does not exist; gomuon bench --out {folder} makes it")
+    result = storage.read_json(path)
+    if result.get("format") != FORMAT:
+        raise LabError(f"{path} has format {result.get('format')!r}; expected {FORMAT}; run again")
+    return arranged(result)
+
+
+def arranged(result: dict[str, Any]) -> dict[str, Any]:
+    """The results in the order of the benchmark; a file is sorted by name."""
+    works = in_order(result["workloads"], workloads.NAMES)
+    for work in works.values():
+        work["arms"] = in_order(work["arms"], list(registry()))
+        work["shape"] = in_order(work.get("shape", {}), workloads.KEYS)
+    growth = in_order(result["scaling"], scaling.AXES)
+    for axis in growth.values():
+        axis["arms"] = in_order(axis["arms"], scaling.ARMS)
+    return {**result, "workloads": works, "scaling": growth}
+
+
+def in_order(things: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """By the order of `names`; what they do not name goes last."""
+    places = {name: place for place, name in enumerate(names)}
+    return dict(sorted(things.items(), key=lambda item: places.get(item[0], len(places))))

@@ -1,0 +1,121 @@
+"""The results as tables of ratios; the page and the terminal show the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gomuon.lab.bench import bars
+from gomuon.lab.document import Cell, Table
+
+ABSENT = "–"
+COLUMNS = ("optimizer", "K", "step", "whole step", "state", "peak memory")
+
+
+def bar_table(result: Mapping[str, Any]) -> Table:
+    rows = []
+    for reading in bars.read(result):
+        bar = reading.bar
+        shown = ABSENT if reading.ratio is None else with_error(reading.ratio, reading.error)
+        verdict = Cell(reading.verdict, best=reading.verdict == "miss")
+        rows.append((str(bar.number), bar.title, f"{bar.most:.2f}", shown, verdict))
+    caption = "Every line is a ratio within one run."
+    return Table(caption, ("", "ratio", "at most", "measured", ""), tuple(rows), left=2)
+
+
+def workload_tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
+    """The title and the table of every model measured."""
+    for name, work in result["workloads"].items():
+        yield work["title"], workload_table(result, name)
+
+
+def workload_table(result: Mapping[str, Any], name: str) -> Table:
+    work = result["workloads"][name]
+    if "failed" in work:
+        return Table(f"Not measured: {work['failed']}", COLUMNS, ())
+    rows = [_row(result, name, arm, entry) for arm, entry in work["arms"].items()]
+    shape = ", ".join(f"{key} {value}" for key, value in work["shape"].items())
+    caption = f"{work['parameters']:,} parameters ({shape}); {work['steps']} steps measured."
+    return Table(caption, COLUMNS, tuple(rows))
+
+
+def _row(
+    result: Mapping[str, Any], workload: str, arm: str, entry: Mapping[str, Any]
+) -> tuple[Cell | str, ...]:
+    work = result["workloads"][workload]
+    if "failed" in entry:
+        return (entry["title"], str(entry["interval"]), entry["failed"])
+    step, whole = against_passes(work, arm, "step"), against_passes(work, arm, "whole")
+    peak = ABSENT
+    if entry["peak_bytes"] is not None:
+        peak = number(entry["peak_bytes"] / work["bare_peak_bytes"])
+    mark = "" if entry["step"]["cycles"] else " *"
+    return (
+        entry["title"],
+        f"{entry['interval']}{mark}",
+        ABSENT if step is None else with_error(*step),
+        ABSENT if whole is None else with_error(*whole),
+        number(entry["state_bytes"] / work["parameter_bytes"]),
+        peak,
+    )
+
+
+def against_passes(
+    work: Mapping[str, Any], arm: str, quantity: str
+) -> tuple[float, float | None] | None:
+    """A time of an arm over the forward and backward passes of the model without hooks."""
+    return bars.ratio({"workloads": {"": work}}, "", quantity, arm, bars.UNIT)
+
+
+def scaling_table(result: Mapping[str, Any]) -> Table | None:
+    """Exponents, and the steps' times over those of the smallest size."""
+    axes = result["scaling"]
+    if not axes:
+        return None
+    heads, names = ["optimizer"], []
+    for axis, found in axes.items():
+        sizes = found["sizes"]
+        heads += [f"exponent in {axis}", *(f"{axis} {size}" for size in sizes[1:])]
+        names += [name for name in found["arms"] if name not in names]
+    rows = []
+    for name in names:
+        row, title = [], name
+        for found in axes.values():
+            entry = found["arms"].get(name, {})
+            title = entry.get("title", title)
+            if "step" not in entry:
+                row += [entry.get("failed", ABSENT), *[ABSENT] * (len(found["sizes"]) - 1)]
+                continue
+            first, *others = entry["step"]
+            row.append(with_error(entry["exponent"], entry["error"], digits=2))
+            row += [f"×{number(seconds / first)}" for seconds in others]
+        rows.append((title, *row))
+    firsts = " and ".join(f"{axis} {found['sizes'][0]}" for axis, found in axes.items())
+    caption = f"Time of the optimizer's step; factors are over {firsts}."
+    return Table(caption, tuple(heads), tuple(rows))
+
+
+def arm_table(result: Mapping[str, Any]) -> Table:
+    """Who took part, and what is to be known about them."""
+    rows: dict[str, tuple[str, ...]] = {}
+    for work in result["workloads"].values():
+        for name, entry in work["arms"].items():
+            version = result["versions"].get(entry["package"], "")
+            package = f"{entry['package']} {version}".strip()
+            rows[name] = (entry["title"], f"{name}", package, entry["note"] or ABSENT)
+    heads = ("optimizer", "name", "package", "note")
+    return Table("Every other setting is its package's default.", heads, tuple(rows.values()), 4)
+
+
+def with_error(value: float, error: float | None, digits: int | None = None) -> str:
+    shown = number(value) if digits is None else f"{value:.{digits}f}"
+    if error is None:
+        return shown
+    places = len(shown.partition(".")[2])
+    return f"{shown} ± {error:.{places}f}"
+
+
+def number(value: float) -> str:
+    """Three figures, never an exponent."""
+    places = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
+    return f"{value:.{places}f}"

@@ -1,0 +1,150 @@
+"""`gomuon bench` from start to page, and docs/speed.md from its file."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gomuon.lab import cli
+from gomuon.lab.bench import page, running, scaling, workloads
+from gomuon.lab.bench.workloads import Size
+from tests.lab.made_bench import made_result
+from tests.lab.test_cli import refused
+
+ROOT = Path(__file__).parents[2]
+ARMS = "adamw,muon,go-muon-4,newton-schulz,plain-go-muon-4"
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A quick benchmark of a second: `--quick` means the smallest models of all."""
+    small: Size = "tiny"
+    for shapes in workloads.SHAPES.values():
+        monkeypatch.setitem(shapes, "quick", shapes[small])
+    monkeypatch.setitem(scaling.SIZES, "quick", scaling.SIZES[small])
+    monkeypatch.setitem(scaling.BASE, "quick", scaling.BASE[small])
+    monkeypatch.setitem(scaling.HEAD, "quick", scaling.HEAD[small])
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "140")
+    return tmp_path
+
+
+def bench(*arguments: str) -> None:
+    assert cli.main(["bench", "--quick", "--threads", "1", *arguments]) == 0
+
+
+def test_from_start_to_page(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bench("--models", "paper,conv", "--arms", ARMS, "--out", "out")
+    said = capsys.readouterr().out
+    assert "Go-MUON, K = 4" in said
+    assert "memory of a reuse step" in said
+    result = json.loads((tiny / "out" / "bench.json").read_text())
+    assert result["threads"] == 1
+    assert result["command"] == (
+        f"gomuon bench --out out --models paper,conv --arms {ARMS} --threads 1 --quick"
+    )
+    assert {"torch", "heavyball", "pytorch_optimizer"} <= result["versions"].keys()
+    paper = result["workloads"]["paper"]["arms"]
+    assert set(paper) == set(ARMS.split(","))
+    assert all(entry["step"]["value"] > 0 for entry in paper.values())
+    assert result["workloads"]["conv"]["arms"]["plain-go-muon-4"]["failed"]
+    assert result["memory"]["hooks"]["ratio"] == pytest.approx(1, abs=0.01)
+    for axis in ("width", "depth"):
+        assert result["scaling"][axis]["arms"]["go-muon-4"]["exponent"] is not None
+    report = (tiny / "out" / "report.md").read_text()
+    assert report == page.markdown(running.read(tiny / "out"), "bench.json", "bench")
+    assert "Quick run" in report
+    assert str(tiny) not in report + json.dumps(result), "nobody else's folders"
+    for name in ("bench.svg", "bench-dark.svg"):
+        assert (tiny / "out" / name).read_text().rstrip().endswith("</svg>")
+
+    assert cli.main(["bench", "--page", "--out", "out"]) == 0
+    printed = capsys.readouterr().out
+    assert "from `out/bench.json`" in printed
+    assert 'src="../out/bench.svg"' in printed
+
+
+def test_a_stopped_benchmark_continues(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = ["--models", "mlp", "--arms", "muon", "--no-scaling"]
+    bench(*first, "--out", "out")
+    before = json.loads((tiny / "out" / "bench.json").read_text())["workloads"]["mlp"]
+    capsys.readouterr()
+    both = ["--models", "mlp,paper", "--arms", "muon", "--no-scaling", "--out", "out"]
+    bench(*both)
+    assert "layers 12×12: measured before" in capsys.readouterr().out
+    after = json.loads((tiny / "out" / "bench.json").read_text())["workloads"]
+    assert after["mlp"] == before
+    assert "paper" in after
+
+    bench(*first, "--cycles", "1", "--out", "out")
+    assert "measured before" not in capsys.readouterr().out, "other settings, another measurement"
+
+    # Numbers of other code do not stay beside new ones.
+    monkeypatch.setattr(running, "source_digest", lambda: "other")
+    bench(*first, "--out", "out")
+    assert "measured before" not in capsys.readouterr().out
+    assert list(json.loads((tiny / "out" / "bench.json").read_text())["workloads"]) == ["mlp"]
+
+
+def test_fresh_measures_again(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["--models", "mlp", "--arms", "muon", "--no-scaling", "--out", "out"]
+    bench(*asked)
+    bench(*asked, "--fresh")
+    assert "measured before" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--models papr", "unknown model 'papr'; did you mean 'paper'?"),
+        ("--arms torch-mon", "unknown arm 'torch-mon'; did you mean 'torch-muon'?"),
+        ("--cycles 0", "--cycles must be at least 1, not 0"),
+        ("--threads 0", "--threads must be at least 1, not 0"),
+        ("--page --out nowhere", "nowhere/bench.json does not exist; gomuon bench --out nowhere"),
+    ],
+)
+def test_bad_input_is_one_line(
+    arguments: str,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert words in refused(["bench", *arguments.split()], capsys)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_file_of_another_format_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "bench.json").write_text('{"format": 0}')
+    assert "has format 0; expected 1" in refused(
+        ["bench", "--page", "--out", str(tmp_path)], capsys
+    )
+
+
+def test_a_page_says_the_same_from_memory_and_from_its_file(tmp_path: Path) -> None:
+    result = made_result(
+        wide={"muon": 1.0}, paper={"torch_muon": 5.0, "go_muon_4": 0.4}, mlp={"muon": 0.1}
+    )
+    (tmp_path / "bench.json").write_text(json.dumps(result, sort_keys=True))
+    text = page.markdown(running.read(tmp_path), "f", "p")
+    assert text == page.markdown(running.arranged(result), "f", "p")
+    assert re.findall("^## The (\\w+) model", text, re.MULTILINE) == ["paper", "wide", "mlp"]
+    assert "| 1 | paper: step, Go-MUON K=4 / torch Muon | 0.10 | 0.080 ± 0.011 | pass |" in text
+
+
+def test_the_committed_page_is_made_from_the_committed_results(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    assert cli.main(["bench", "--page"]) == 0
+    assert capsys.readouterr().out == (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
+    for name in ("bench.svg", "bench-dark.svg"):
+        assert (ROOT / "results" / "bench" / name).exists()
