@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import gomuon
 from gomuon.lab.bench.measuring import Runner, interleave, mean_over_cycles, turns
 from gomuon.lab.bench.scaling import power_law
 from gomuon.lab.bench.workloads import Workload
@@ -151,6 +152,21 @@ def test_bytes_held_count_a_storage_once_and_leave_out_what_is_not_the_optimizer
         parameter: parameter[:10],
     }
     assert held_bytes(holder, [parameter]) == 4 * 10 + 8 * 5
+
+
+def test_a_peak_misses_nothing_that_threads_would_allocate() -> None:
+    """Records are of one thread; a step that shares out its matrices must not look lighter."""
+    X = torch.randn(8, 64, 64)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        shared = peak_bytes(lambda: gomuon.functional.polar(X))
+        assert torch.get_num_threads() == 2
+        torch.set_num_threads(1)
+        assert shared == peak_bytes(lambda: gomuon.functional.polar(X))
+    finally:
+        torch.set_num_threads(before)
+    assert shared >= X.nbytes
 
 
 @pytest.mark.parametrize("count", [1, 3])

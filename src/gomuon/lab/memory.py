@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
@@ -15,8 +16,17 @@ def peak_bytes(work: Callable[[], object]) -> int:
     """The largest sum of bytes allocated and not yet freed while `work` ran.
 
     From torch's own allocation records on the CPU. Work space inside LAPACK is not among them, nor
-    the freeing of what was allocated before.
+    the freeing of what was allocated before. They are kept for one thread, so there is only one.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _recorded_peak(work)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _recorded_peak(work: Callable[[], object]) -> int:
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it writes lines of its own to stderr
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         work()

@@ -32,7 +32,8 @@ at one step goes later at the next. A slow moment of the machine so falls on all
   more than {allowance:.0f} s sits out after a whole cycle, unless a bar is about it.
 - **state**: bytes the optimizer holds between steps, over the bytes of the parameters.
 - **peak memory**: parameters, state and the most a whole step of a cycle allocates, over the same
-  without an optimizer. From torch's allocation records; work space inside LAPACK is not in them.
+  without an optimizer. From torch's allocation records of one thread; work space inside LAPACK is
+  not in them.
 
 All run at one learning rate ({rate:g}), on random data, in float32, with {threads}, on {where}
 ({date}, {versions}{commit})."""
