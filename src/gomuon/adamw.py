@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from gomuon.holdings import local, local_gradient
 from gomuon.probes import working_dtype
 
 
@@ -32,14 +33,15 @@ def adamw_step(
             state["step"] = torch.zeros((), dtype=torch.float32)
             state["exp_avg"] = torch.zeros_like(parameter, dtype=dtype)
             state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=dtype)
-    wide = [parameter.to(working_dtype(parameter)) for parameter in parameters]
+    rows = [local(parameter) for parameter in parameters]  # a shard, where sharded
+    wide = [parameter.to(working_dtype(parameter)) for parameter in rows]
     beta1, beta2 = settings["betas"]
-    on_cpu = all(parameter.device.type == "cpu" for parameter in parameters)
+    on_cpu = all(parameter.device.type == "cpu" for parameter in rows)
     adamw(
         wide,
         [_gradient(p).to(working_dtype(p)) for p in parameters],
-        [state["exp_avg"] for state in states],
-        [state["exp_avg_sq"] for state in states],
+        [local(state["exp_avg"]) for state in states],
+        [local(state["exp_avg_sq"]) for state in states],
         [],
         [state["step"] for state in states],
         # Fused kernels want their counters on the device, where ours are not, and foreach a number.
@@ -53,7 +55,7 @@ def adamw_step(
         eps=settings["eps"],
         maximize=False,
     )
-    for parameter, updated in zip(parameters, wide, strict=True):
+    for parameter, updated in zip(rows, wide, strict=True):
         if updated is not parameter:
             parameter.copy_(updated)
 
@@ -64,5 +66,6 @@ def _number(lr: float | Tensor) -> float | Tensor:
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
+    gradient = local_gradient(parameter)
+    assert gradient is not None
+    return gradient

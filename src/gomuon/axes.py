@@ -25,9 +25,10 @@ Group = Mapping[str, Any]
 Source = Callable[[Stack, Group], Tensor]
 Direction = Callable[[Tensor, Stack, Group], Tensor]
 Pending = tuple[Stack, Tensor, Tensor]  # a stack, its source, its direction
-Trust = Callable[[Iterable[Pending], Group], Iterable[Pending]]
-Scale = Callable[[Tensor, Stack, Group], Tensor]
 Decay = Callable[[Stack, Group], tuple[float | Tensor, Tensor | None]]
+Total = Callable[[Tensor], Tensor]  # over all ranks
+Trust = Callable[[Iterable[Pending], Group, Total], Iterable[Pending]]
+Scale = Callable[[Tensor, Stack, Group], Tensor]
 
 
 # ---- sources: G -> X --------------------------------------------------------------------------
@@ -195,18 +196,18 @@ def _to_length(D: Tensor, length: Tensor) -> Tensor:
 # ---- trust: all directions of a group together --------------------------------------------------
 
 
-def each_alone(pending: Iterable[Pending], group: Group) -> Iterable[Pending]:
+def each_alone(pending: Iterable[Pending], group: Group, total: Total) -> Iterable[Pending]:
     """Nothing couples the layers, and none waits for another."""
     return pending
 
 
-def kl_clip(pending: Iterable[Pending], group: Group) -> Iterator[Pending]:
+def kl_clip(pending: Iterable[Pending], group: Group, total: Total) -> Iterator[Pending]:
     """D·min(1, √(clip/|Σ lr²⟨G, D⟩|)), the sum over every layer of the group."""
     waiting = list(pending)
     factor: Tensor | float = 1.0
-    if group["kl_clip"] is not None and waiting:
-        products = torch.stack([(stack.G * D).sum() for stack, _, D in waiting])
-        change = (group["lr"] ** 2 * products.sum()).abs()
+    if group["kl_clip"] is not None:
+        products = sum((stack.G * D).sum().double() for stack, _, D in waiting)
+        change = (group["lr"] ** 2 * total(torch.as_tensor(products))).abs()
         factor = (group["kl_clip"] / change).sqrt().nan_to_num(1.0).clamp(max=1.0)
     for stack, X, D in waiting:
         yield stack, X, factor * D

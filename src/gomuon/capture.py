@@ -293,16 +293,18 @@ class Capture:
                 unscaled(add(((hook.gradient_moment, 1.0) for hook in hooks), {}), loss_scale),
             )
             for parameter, hooks in self._hooks.items()
+            if any(hook.open for hook in hooks)
         }
 
     def shapes(self) -> dict[Tensor, tuple[Shape | None, Shape | None]]:
-        """The shapes of the moments asked for, inputs and gradients, by parameter."""
+        """The shapes of the moments asked for in this step, inputs and gradients, by parameter."""
         return {
             parameter: (
                 hooks[0].shapes[0] if hooks[0].wants_inputs else None,
                 hooks[0].shapes[1] if hooks[0].wants_gradients else None,
             )
             for parameter, hooks in self._hooks.items()
+            if hooks[0].open
         }
 
     def use_gradients_of(self, loss: Tensor) -> None:

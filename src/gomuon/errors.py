@@ -11,3 +11,7 @@ class NonFiniteGradientError(RuntimeError):
 
 class GeometryWarning(UserWarning):
     """A layer runs on a geometry the user may not expect: the identity, or an older one."""
+
+
+class RankError(RuntimeError):
+    """Another rank failed, died, or was set up differently."""

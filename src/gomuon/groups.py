@@ -103,7 +103,7 @@ def watched_modules(
         reader = reader_for(module, sampling(weight))
         if reader is None:
             continue
-        m, n = weight.shape[0], weight[0].numel()
+        m, n = weight.shape[0], weight.numel() // weight.shape[0]
         m, n = (n, m) if is_transposed_linear(module) else (m, n)
         n += reader.sampling.ones
         groups = (reader.groups,) if isinstance(reader, ConvReader) and reader.groups > 1 else ()

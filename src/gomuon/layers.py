@@ -94,6 +94,11 @@ class Layer:
         return self._matrices(self.parameter, self.spec.bias)
 
     @property
+    def whole_weight(self) -> Tensor:
+        """The parameter, all of it."""
+        return self.parameter
+
+    @property
     def gradients(self) -> Tensor:
         """G, [blocks, m, n]."""
         bias = self.spec.bias
@@ -108,6 +113,15 @@ class Layer:
             whole = whole[:, :-1]
         whole = whole.mT if self.spec.transposed else whole
         self.parameter.copy_(whole.reshape(self.parameter.shape))
+
+    def move(self, factor: float | Tensor, step: Tensor) -> None:
+        """W ← factor·W − step."""
+        self.assign(factor * self.weights - step)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the parameter is its own matrix: no copy stands between it and the update."""
+        return self.is_reshape and self.parameter.dtype == self.dtype
 
     def recall(self, name: str) -> Tensor:
         """An elementwise memory by name, [blocks, m, n]; zero at first."""

@@ -47,7 +47,6 @@ def _svd_flops(m: int, n: int) -> int:
 DECOMPOSITIONS: dict[str, Callable[[int, int], int]] = {
     "eigh": lambda n, _: 9 * n**3,
     "eigvalsh": lambda n, _: 4 * n**3 // 3,
-    "cholesky": lambda n, _: n**3 // 3,
     "svd": _svd_flops,
 }
 
@@ -76,7 +75,6 @@ def polar_work(count: int, m: int, n: int, method: str) -> Work:
     if method == "gram":  # of a well-conditioned float32 matrix: YᵀY, a test of it, Y·(V·λ^(−½)·Vᵀ)
         return [
             *symmetric(count, short, long),
-            Decomposition(count, "cholesky", short, short),
             Decomposition(count, "eigh", short, short),
             Product(count, short, short, short),
             Product(count, long, short, short),

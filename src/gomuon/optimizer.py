@@ -3,7 +3,7 @@
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, TypedDict
 
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from gomuon.adamw import adamw_step
 from gomuon.axes import Pending
 from gomuon.batching import alike
-from gomuon.capture import Capture
+from gomuon.capture import Capture, Statistics
 from gomuon.errors import GeometryWarning, NonFiniteGradientError
+from gomuon.exchange import Matrix, OwnedLayer
 from gomuon.faults import nonfinite_gradients
+from gomuon.functional.spreading import cores_for_workers
 from gomuon.groups import (
     cut,
     groups_of,
@@ -25,6 +27,7 @@ from gomuon.groups import (
     with_groups,
 )
 from gomuon.layers import PLAIN, Layer, LayerSpec, follow
+from gomuon.ranks import group_of
 from gomuon.recipes import Recipe
 from gomuon.routing import (
     Routes,
@@ -34,8 +37,8 @@ from gomuon.routing import (
     unwrapped,
 )
 from gomuon.settings import ADAMW_DEFAULTS, AdamWSettings, check_settings
-from gomuon.stacks import Stack
-from gomuon.watching import WatchingOptimizer
+from gomuon.sharing import SharingOptimizer, local_gradients
+from gomuon.stacks import Roll, Stack
 
 Parameters = nn.Module | Iterable[Any]
 Observer = Callable[[Stack, Tensor, Tensor], None]
@@ -49,9 +52,11 @@ class Common(TypedDict, total=False):
     specs: Mapping[str, LayerSpec] | None
     loss_reduction: str
     nonfinite: str
+    work: str
+    process_group: Any
 
 
-class MatrixOptimizer(WatchingOptimizer):
+class MatrixOptimizer(SharingOptimizer):
     """One walk, gradient → source → direction → scale → weights, for every recipe.
 
     Matrices go through the recipe; everything else goes to AdamW. See `GoMuon` for the arguments.
@@ -69,6 +74,8 @@ class MatrixOptimizer(WatchingOptimizer):
         specs: Mapping[str, LayerSpec] | None = None,
         loss_reduction: str = "mean",
         nonfinite: str = "raise",
+        work: str = "shared",
+        process_group: Any = None,
         **settings: Any,
     ) -> None:
         self.recipe.check_known(settings)
@@ -79,11 +86,15 @@ class MatrixOptimizer(WatchingOptimizer):
             "adamw": adamw if adamw is not None else {},
             "loss_reduction": loss_reduction,
             "nonfinite": nonfinite,
+            "work": work,
         }
         check_settings(defaults, self.recipe.checks)
         defaults["adamw"] = {**ADAMW_DEFAULTS, **defaults["adamw"]}
         self._begin(specs)
+        self._process_group = process_group
         if isinstance(params, nn.Module):
+            if process_group is None:
+                self._process_group = group_of(params)
             model = unwrapped(params)
             self._table = self._adapted(model, route(model, routes))
             super().__init__(self._groups_of(self._table, defaults), defaults)
@@ -111,6 +122,8 @@ class MatrixOptimizer(WatchingOptimizer):
         self._table = RoutingTable()
         self._specs: dict[Tensor, LayerSpec] = {}
         self._spec_patterns = dict(specs or {})
+        self._forget_ranks()
+        self._process_group: Any = None
         self._lags: dict[Tensor, float] = {}
         self._rolls: dict[int, Roll] = {}  # by group
         self._captures: list[Capture] = []  # one per group
@@ -132,31 +145,41 @@ class MatrixOptimizer(WatchingOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if self._gradients_are_finite():
-            for index, group in enumerate(self.param_groups):
-                self._step_group(index, group)
+        with self._cores():
+            if self._gradients_are_finite():
+                for index, group in enumerate(self.param_groups):
+                    self._step_group(index, group)
+                self._arrive()
         self._gate()
         return loss
 
+    def _cores(self) -> AbstractContextManager[None]:
+        """Small models compute elementwise on one core, and matrices side by side on all."""
+        size = sum(p.numel() for group in self.param_groups for p in group["params"])
+        return cores_for_workers() if size <= _SMALL else nullcontext()
+
     def _step_group(self, index: int, group: dict[str, Any]) -> None:
-        stacks, others = self._with_gradients(index, group)
-        if not stacks and not others:
+        roll = self._roll(index, group)
+        if not roll.key:
             return
-        if stacks:
-            self._refresh(stacks, index, group)
-            self._update(stacks, group)
-            self.recipe.geometry.after(stacks, group)
-        for stack in stacks:
+        self._receive(roll.matrices, group)
+        seen = self._seen(index, roll.matrices)
+        with self._together(roll.matrices):
+            self._refresh(roll.stacks, seen, group)
+            self._update(roll.stacks, group)
+            self.recipe.geometry.after(roll.stacks, group)
+        self._send(roll.matrices)
+        for stack in roll.stacks:
             stack.end()
-        if others:
-            states = [self.state[parameter] for parameter in others]
-            adamw_step(others, states, group, self.defaults["lr"])
+        if roll.others:
+            states = [self.state[parameter] for parameter in roll.others]
+            adamw_step(roll.others, states, group, self.defaults["lr"])
         group["step"] += 1
 
     def _update(self, stacks: Sequence[Stack], group: Mapping[str, Any]) -> None:
         """The paper's "Complete update", for layers of one shape at a time, stacked [b, m, n]."""
         recipe, lr = self.recipe, group["lr"]
-        for stack, source, D in recipe.trust(self._directions(stacks, group), group):
+        for stack, source, D in recipe.trust(self._directions(stacks, group), group, self._total):
             U = recipe.scale(D, stack, group)
             factor, drift = recipe.decay(stack, group)
             stack.move(factor, lr * U if drift is None else drift + lr * U)
@@ -173,15 +196,15 @@ class MatrixOptimizer(WatchingOptimizer):
             source = recipe.source(stack, group)  # M_t, M̂_t
             yield stack, source, recipe.direction(source, stack, group)  # D_{0,t}
 
-    def _refresh(self, stacks: Sequence[Stack], index: int, group: Mapping[str, Any]) -> None:
+    def _refresh(
+        self, stacks: Sequence[Stack], seen: Mapping[Tensor, Statistics], group: Mapping[str, Any]
+    ) -> None:
         """A_t, B_t ← statistics; B̄_t; P_A, P_B. What was not seen or is unusable stays."""
         geometry = self.recipe.geometry
         layers = [layer for stack in stacks for layer in stack.layers]
         due = [layer for layer in layers if geometry.capture_due(group, layer.lag)]
-        if due:
-            seen = self._seen(index)
-            for layer in due:
-                layer.statistics = seen.get(layer.parameter)
+        for layer in due:
+            layer.statistics = seen.get(layer.parameter)
         for layer in geometry.before(stacks, group):
             layer.state["failures"] = layer.state.get("failures", 0) + 1
             self._warn_once(
@@ -245,21 +268,21 @@ class MatrixOptimizer(WatchingOptimizer):
     def __repr__(self) -> str:
         return f"{super().__repr__()}\n{self.routing_table()}"
 
-    def _with_gradients(
-        self, index: int, group: Mapping[str, Any]
-    ) -> tuple[Sequence[Stack], Sequence[Tensor]]:
-        """The group's matrices, stacked, and its others; the same ones while the same take part."""
+    def _roll(self, index: int, group: Mapping[str, Any]) -> Roll:
+        """Who takes part in a step, stacked; the same objects while the same take part."""
         present = [p for p in group["params"] if p.grad is not None and p.numel()]
         key = [(id(p), p.dtype, p.device, id(self.state[p])) for p in present]
         roll = self._rolls.get(index)
         if roll is None or roll.key != key:
             roll = self._rolls[index] = self._new_roll(index, group, key, set(present))
-        return roll.stacks, roll.others
+        return roll
 
     def _new_roll(
         self, index: int, group: Mapping[str, Any], key: list[Any], present: set[Tensor]
-    ) -> "Roll":
-        layers, others = [], []
+    ) -> Roll:
+        layers: list[Layer] = []
+        matrices: list[Matrix] = []
+        others: list[Tensor] = []
         joined = {spec.bias for weight, spec in self._specs.items() if weight.grad is not None}
         for name, parameter in named(group, index):
             if parameter not in present or parameter in joined:
@@ -267,11 +290,21 @@ class MatrixOptimizer(WatchingOptimizer):
             state = self.state[parameter]
             if is_matrix(group, parameter):
                 spec, lag = self._spec_of(parameter, group), self._lags.get(parameter, 0.0)
-                layers.append(Layer(name, parameter, state, spec, lag))
+                if self._exchange is None:
+                    layers.append(Layer(name, parameter, state, spec, lag))
+                    continue
+                matrices.append(self._matrix(name, parameter, spec))
+                if matrices[-1].owner == self._exchange.ranks.rank:
+                    layer = OwnedLayer(name, parameter, state, spec, lag)
+                    matrices[-1].layer = layer
+                    layers.append(layer)
+                else:
+                    state.clear()  # a checkpoint brought it; its owner has it too
             else:
                 follow(parameter, state)
                 others.append(parameter)
-        return Roll(key, [Stack(batch) for batch in alike(layers, _kind)], others)
+        stacks = [Stack(batch) for batch in alike(layers, _kind)]
+        return Roll(key, stacks, others, matrices)
 
     def _check_bare(self) -> None:
         """Raise a ValueError where a method cannot do without the model."""
@@ -288,13 +321,7 @@ class MatrixOptimizer(WatchingOptimizer):
 
     def _gradients_are_finite(self) -> bool:
         """True, or raise or skip as `nonfinite` says, before anything has changed."""
-        if self.defaults["nonfinite"] == "allow":
-            return True
-        fault = nonfinite_gradients(
-            (name, parameter.grad)
-            for index, group in enumerate(self.param_groups)
-            for name, parameter in named(group, index)
-        )
+        fault = self._agreed_fault()
         if fault is None:
             return True
         if self.defaults["nonfinite"] == "raise":
@@ -305,6 +332,11 @@ class MatrixOptimizer(WatchingOptimizer):
             group["skipped"] = group.get("skipped", 0) + 1
         self._warn_once(f"{fault}; the step was left out (counted in the groups as 'skipped')")
         return False
+
+    def _fault(self) -> str | None:
+        if self.defaults["nonfinite"] == "allow":
+            return None
+        return nonfinite_gradients(local_gradients(self.param_groups))
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:
@@ -330,14 +362,7 @@ class MatrixOptimizer(WatchingOptimizer):
         return cut(self._specs.get(parameter, PLAIN), group)
 
 
-@dataclass
-class Roll:
-    """Who takes part in a group's steps, for as long as `key` stays the same."""
-
-    key: list[Any]
-    stacks: list[Stack]
-    others: list[Tensor]
-
+_SMALL = 2**22  # parameters
 
 # What a layer's state holds once it has a geometry.
 _GEOMETRY = {"left_map", "right_map", "left_factor", "right_factor"}

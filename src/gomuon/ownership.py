@@ -1,11 +1,12 @@
 """Who computes which matrices when there are several ranks; plain numbers, no torch.
 
-Layers that read one input share its factor A and its root, so they are one *unit* with one owner:
-no map ever has to travel.
+Layers that read one input share its factor A and its root, so they should have one owner: no map
+ever has to travel. Who shares is known only once a forward pass has run, but owners hold the state
+and must be known before a checkpoint is loaded. So a *unit* is told by name and shape.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 
@@ -24,6 +25,33 @@ class Unit:
     tensors: tuple[tuple[int, int], ...]
     moments: tuple[int, ...] = ()
     cost: float = 0.0
+
+
+def siblings(names: Sequence[str], inputs: Sequence[int]) -> list[list[int]]:
+    """Positions of the parameters that form a unit, in order of first appearance.
+
+    Modules of one parent with equally many inputs go together: q, k, v (and o) of an attention,
+    gate and up of an MLP. Members of a list (`blocks.3`) and modules at the top stand alone.
+    """
+    units: dict[Hashable, list[int]] = {}
+    for index, (name, n) in enumerate(zip(names, inputs, strict=True)):
+        parent, _, module = name.rpartition(".")[0].rpartition(".")
+        together = parent and not module.isdigit()
+        units.setdefault((parent, n) if together else index, []).append(index)
+    return list(units.values())
+
+
+def matrix_cost(blocks: int, m: int, n: int, refresh_every: int | None) -> float:
+    """What a matrix weighs when owners are chosen: its polar factor, and its roots every K steps.
+
+    Roughly its FLOPs; only the proportions matter.
+    """
+    small, large = min(m, n), max(m, n)
+    step = 4 * large * small**2 + 12 * small**3
+    if refresh_every is None:
+        return float(blocks * step)
+    products = 4 * m * n * (m + n)
+    return blocks * (step + products + 11 * (m**3 + n**3) / refresh_every)
 
 
 def assign(costs: Sequence[float], ranks: int) -> list[int]:

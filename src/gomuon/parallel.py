@@ -1,6 +1,7 @@
-"""Statistics over all ranks of a process group, so that n ranks equal one with the union batch.
+"""Replicated work: statistics summed over all ranks, each of which then does everything itself.
 
-Every rank then makes the same maps from the same sums, as DDP gives every rank the same gradients.
+Every rank makes the same maps from the same sums, as DDP gives every rank the same gradients. How
+work is shared out instead: see `sharing`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,12 +16,10 @@ from gomuon.probes import Moment, working_dtype
 Wanted = tuple[tuple[int, ...] | None, tuple[int, ...] | None]  # shapes of the two moments
 
 
-def number_of_ranks() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
-
-
 def over_ranks(
-    seen: Mapping[Tensor, Statistics], wanted: Mapping[Tensor, Wanted]
+    seen: Mapping[Tensor, Statistics],
+    wanted: Mapping[Tensor, Wanted],
+    group: dist.ProcessGroup | None = None,
 ) -> dict[Tensor, Statistics]:
     """Sums of `seen` over all ranks; `wanted` names the same moments on each of them.
 
@@ -28,7 +27,7 @@ def over_ranks(
     share one sum; where ranks disagree, each layer has its own.
     """
     parameters = list(wanted)
-    owners = _shared_on_every_rank(parameters, seen)
+    owners = _shared_on_every_rank(parameters, seen, group)
     slots: list[tuple[Moment | None, tuple[int, ...]]] = []
     places: dict[tuple[Tensor, str], int] = {}
     for index, parameter in enumerate(parameters):
@@ -42,7 +41,7 @@ def over_ranks(
                 continue
             places[parameter, side] = len(slots)
             slots.append((getattr(local, side), shape))
-    sums = _summed(slots, parameters[0]) if slots else []
+    sums = _summed(slots, parameters[0], group) if slots else []
     return {
         parameter: Statistics(
             *(
@@ -55,7 +54,9 @@ def over_ranks(
 
 
 def _shared_on_every_rank(
-    parameters: Sequence[Tensor], seen: Mapping[Tensor, Statistics]
+    parameters: Sequence[Tensor],
+    seen: Mapping[Tensor, Statistics],
+    group: dist.ProcessGroup | None,
 ) -> list[int]:
     """For every parameter the first one with the same inputs, if all ranks agree; else itself."""
     first: dict[int, int] = {}
@@ -65,13 +66,15 @@ def _shared_on_every_rank(
         mine.append(index if inputs is None else first.setdefault(id(inputs), index))
     device = parameters[0].device
     low, high = torch.tensor(mine, device=device), torch.tensor(mine, device=device)
-    dist.all_reduce(low, dist.ReduceOp.MIN)
-    dist.all_reduce(high, dist.ReduceOp.MAX)
+    dist.all_reduce(low, dist.ReduceOp.MIN, group)
+    dist.all_reduce(high, dist.ReduceOp.MAX, group)
     return mine if torch.equal(low, high) else list(range(len(parameters)))
 
 
 def _summed(
-    slots: Sequence[tuple[Moment | None, tuple[int, ...]]], like: Tensor
+    slots: Sequence[tuple[Moment | None, tuple[int, ...]]],
+    like: Tensor,
+    group: dist.ProcessGroup | None,
 ) -> list[Moment | None]:
     """All moments in two messages: totals in one, counts in the other."""
     zeros = [
@@ -89,8 +92,8 @@ def _summed(
             for local, _ in slots
         ]
     )
-    dist.all_reduce(flat)
-    dist.all_reduce(counts)
+    dist.all_reduce(flat, group=group)
+    dist.all_reduce(counts, group=group)
     parts = flat.split([total.numel() for total in totals])
     return [
         Moment(part.view(total.shape), count, uses) if float(count) else None

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 from gomuon.axes import Pending
 from gomuon.capture import Capture, Moment, Statistics
 from gomuon.checkpoints import FORMAT, fitted, is_blank, restored_state
+from gomuon.holdings import local_gradient
 from gomuon.layers import LayerSpec
 from gomuon.recipes import Recipe
 from gomuon.routing import RoutingTable
-from gomuon.stacks import Stack
+from gomuon.stacks import Roll, Stack
 
 
 class PersistentOptimizer(torch.optim.Optimizer):
@@ -30,7 +31,7 @@ class PersistentOptimizer(torch.optim.Optimizer):
     _model: nn.Module | None
     _table: RoutingTable
     _captures: list[Capture]
-    _rolls: dict[int, Any]
+    _rolls: dict[int, Roll]
     _spec_patterns: dict[str, LayerSpec]
     _incoming: Mapping[str, Any] | None
     _had_state: bool
@@ -52,10 +53,8 @@ class PersistentOptimizer(torch.optim.Optimizer):
         """The shapes a memory of this parameter may have."""
 
     @abstractmethod
-    def _with_gradients(
-        self, index: int, group: Mapping[str, Any]
-    ) -> tuple[Sequence[Stack], Sequence[Tensor]]:
-        """Matrices, stacked, and other parameters of a group that a step would move."""
+    def _roll(self, index: int, group: Mapping[str, Any]) -> Roll:
+        """Who takes part in a group's step."""
 
     @abstractmethod
     def _directions(self, stacks: Sequence[Stack], group: Mapping[str, Any]) -> Iterator[Pending]:
@@ -133,7 +132,7 @@ class PersistentOptimizer(torch.optim.Optimizer):
 
     def _only_created_state(self) -> bool:
         """Whether the step just taken was the first and could not have moved anything."""
-        gradients = [p.grad for group in self.param_groups for p in group["params"]]
+        gradients = [local_gradient(p) for group in self.param_groups for p in group["params"]]
         return (
             not self._had_state
             and not any(float(group["lr"]) for group in self.param_groups)
@@ -144,7 +143,7 @@ class PersistentOptimizer(torch.optim.Optimizer):
         """Let every layer see white statistics, so that all of its state comes about; zero it."""
         for index, group in enumerate(self.param_groups):
             group["step"] = 0
-            stacks, _ = self._with_gradients(index, group)
+            stacks = self._roll(index, group).stacks
             for layer in (layer for stack in stacks for layer in stack.layers):
                 layer.statistics = _white(self._captures[index], layer.parameter)
                 layer.lag = 0.0  # all at once, staggered or not

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
+from gomuon.holdings import is_sharded, refusal
 from gomuon.readers import ConvReader, Sampling, reader_for
 
 Choice = TypeVar("Choice")
@@ -61,6 +62,11 @@ def route(model: nn.Module, routes: Routes = None) -> RoutingTable:
         ValueError: the model has no parameter or no hidden matrix, a parameter is of a kind that
             cannot be trained, or an override matches nothing or names no treatment.
     """
+    if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
+        raise ValueError(
+            "FullyShardedDataParallel (FSDP1) flattens parameters, so no matrix is left to see; "
+            "use fully_shard (FSDP2) from torch.distributed.fsdp, or DistributedDataParallel"
+        )
     owners = _owners(model)
     if not owners:
         raise ValueError(f"{type(model).__name__} has no parameters: there is nothing to optimize")
@@ -98,11 +104,8 @@ def check_trainable(name: str, parameter: Tensor) -> None:
             f"parameter {name!r} is {parameter.dtype}; expected a real floating dtype (leave it "
             f'out with routes={{{name!r}: "frozen"}})'
         )
-    if type(parameter.data).__name__ == "DTensor":
-        raise ValueError(
-            f"parameter {name!r} is sharded (a DTensor, as fully_shard makes them), which is not "
-            "supported yet; use DistributedDataParallel"
-        )
+    if is_sharded(parameter) and (reason := refusal(name, parameter)):
+        raise ValueError(reason)
     if parameter.layout != torch.strided:
         raise ValueError(
             f"parameter {name!r} has layout {parameter.layout}; expected a dense tensor"

@@ -1,6 +1,8 @@
 """Layers of one shape as one tensor per quantity, so that one call serves them all."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,10 +23,7 @@ class Stack:
         # What the layers' states hold of each, and the stack it is a view of.
         self._kept: dict[str, tuple[Sequence[Tensor | None], Tensor]] = {}
         self._G: Tensor | None = None
-        # Parameters that are their own matrix: no copy stands between them and the update.
-        self._direct = all(
-            layer.is_reshape and layer.parameter.dtype == layer.dtype for layer in layers
-        )
+        self._direct = all(layer.is_direct for layer in layers)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -123,16 +122,27 @@ class Stack:
 
     def move(self, factor: float | Tensor, step: Tensor) -> None:
         """W ← factor·W − step."""
+        parts = step.split(self._sizes)
         if not self._direct:
-            W = factor * self.W - step
-            for layer, part in zip(self.layers, W.split(self._sizes), strict=True):
-                layer.assign(part)
+            for layer, part in zip(self.layers, parts, strict=True):
+                layer.move(factor, part)
             return
         weights = [layer.parameter for layer in self.layers]
-        parts = step.split(self._sizes)
         if isinstance(factor, Tensor) or factor != 1:
             torch._foreach_mul_(weights, factor)
-        torch._foreach_sub_(weights, [p.view_as(W) for p, W in zip(parts, weights, strict=True)])
+        torch._foreach_sub_(
+            weights, [p.reshape(W.shape) for p, W in zip(parts, weights, strict=True)]
+        )
+
+
+@dataclass
+class Roll:
+    """Who takes part in a group's steps, for as long as `key` stays the same."""
+
+    key: list[Any]
+    stacks: list[Stack]
+    others: list[Tensor]
+    matrices: Sequence[Any] = ()  # of all ranks, where they share the work
 
 
 def _neutral(like: Tensor, kind: str) -> Tensor:

@@ -12,7 +12,6 @@ from gomuon.capture import Statistics
 from gomuon.fisher import sampled_label_loss
 from gomuon.groups import is_matrix, module_specs, watched_modules
 from gomuon.layers import PLAIN, LayerSpec, check_spec, staggered
-from gomuon.parallel import number_of_ranks, over_ranks
 from gomuon.persistence import PersistentOptimizer
 from gomuon.readers import Sampling
 from gomuon.routing import plain_name, select, unwrapped
@@ -25,13 +24,11 @@ class WatchingOptimizer(PersistentOptimizer):
     _lags: dict[Tensor, float]
     _scaler: torch.amp.GradScaler | None
 
-    def _seen(self, index: int) -> dict[Tensor, Statistics]:
-        """What was captured for a group in this step."""
+    def _local_statistics(self, index: int, ranks: int) -> dict[Tensor, Statistics]:
+        """What this rank captured for a group in this step."""
         scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-        capture, ranks = self._captures[index], number_of_ranks()
         # Gradients are averaged over the ranks after they were captured, so δ carries that factor.
-        seen = capture.collect(scale * ranks)
-        return over_ranks(seen, capture.shapes()) if seen and ranks > 1 else seen
+        return self._captures[index].collect(scale * ranks)
 
     def _gate(self) -> None:
         """Open the hooks if the coming step refreshes; before its forward pass, so here."""

@@ -30,10 +30,10 @@ def decompose(routine: Callable[[Tensor], Decomposition], X: Tensor) -> tuple[Te
     if not _is_finite(X):
         raise DecompositionError(f"cannot decompose {what}: it holds NaN or infinity")
     try:
-        return batched(routine, X)
+        return over_batch(routine, X)
     except torch.linalg.LinAlgError:
         try:
-            return tuple(factor.to(X.dtype) for factor in batched(routine, X.double()))
+            return tuple(factor.to(X.dtype) for factor in over_batch(routine, X.double()))
         except torch.linalg.LinAlgError as second:
             message = f"cannot decompose {what}, nor in float64: {second}"
             raise DecompositionError(message) from second
@@ -44,10 +44,13 @@ def _is_finite(X: Tensor) -> bool:
     return bool(X.sum().isfinite()) or bool(X.isfinite().all())
 
 
-def batched(routine: Callable[[Tensor], Decomposition], X: Tensor) -> tuple[Tensor, ...]:
-    """`routine(X)` for any number of leading dimensions, the matrices shared out among threads."""
+def over_batch(
+    function: Callable[..., tuple[Tensor, ...]], X: Tensor, *more: Tensor | None
+) -> tuple[Tensor, ...]:
+    """`function(X, *more)` over any leading dimensions, the matrices shared out among threads."""
     if X.ndim == 2:
-        return tuple(routine(X))
+        return tuple(function(X, *more))
     leading = X.shape[:-2]
-    factors = spread(lambda part: tuple(routine(part)), X.flatten(0, -3))
-    return tuple(factor.unflatten(0, leading) for factor in factors)
+    flat = (None if t is None else t.expand(*leading, *t.shape[-2:]).flatten(0, -3) for t in more)
+    results = spread(lambda *parts: tuple(function(*parts)), X.flatten(0, -3), *flat)
+    return tuple(result.unflatten(0, leading) for result in results)

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from gomuon.functional.linalg import over_batch
 from gomuon.functional.polar import PolarMethod, polar
 
 
@@ -19,7 +20,12 @@ def matched_direction(
         right: [..., n, n] symmetric positive definite P_A, or None for the identity.
         polar_method: see `polar`.
     """
-    return preconditioned(polar(preconditioned(M, left, right), polar_method), left, right)
+
+    def direction(M: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor]:
+        Q = polar(preconditioned(M, left, right), polar_method)
+        return (preconditioned(Q, left, right),)
+
+    return over_batch(direction, M, left, right)[0]
 
 
 def inside_only_direction(

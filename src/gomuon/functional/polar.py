@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from gomuon.functional.linalg import batched, decompose
+from gomuon.functional.linalg import decompose, over_batch
 from gomuon.functional.products import symmetric_product
 
 PolarMethod = Literal["svd", "canonical", "gram", "polar-express", "auto"]
@@ -43,7 +43,8 @@ def polar(X: Tensor, method: PolarMethod = "svd") -> Tensor:
         )
     if method not in get_args(PolarMethod):
         raise ValueError(f"polar method must be one of {get_args(PolarMethod)}, got {method!r}")
-    return _METHODS[method](X)
+    compute = _METHODS[method]
+    return over_batch(lambda part: (compute(part),), X)[0]
 
 
 def _by_svd(X: Tensor) -> Tensor:
@@ -61,52 +62,43 @@ def _canonical(X: Tensor) -> Tensor:
 
 # ---- through the Gram matrix -------------------------------------------------------------------
 
-_GRAM_LIMIT = 1e-12  # λ_min/‖XᵀX‖_F that the Gram route needs: a condition number of 1e6
-_FLOAT32_SUFFICES = 1e-3  # 1/κ² above which the last product, in float32, costs less than 4e-6
-_UNPOLISHED = 1e-8  # 1/κ² above which the result is orthogonal to float32 as it comes
+# 1/κ², the ratio of the Gram's extreme eigenvalues, decides how far float64 carries:
+_FLOAT32_SUFFICES = 1e-3  # above, the last product may be in float32: it costs less than 4e-6
+_UNPOLISHED = 1e-8  # above, the result is orthogonal to float32 as it comes
+_GRAM_LIMIT = 1e-12  # below, too little is left of the smallest singular values: κ > 1e6
+_AT_ONCE = 2**25  # elements that are held in float64 at a time
 
 
 def _by_gram(X: Tensor) -> Tensor:
     if X.dtype == torch.float64:
         return _by_svd(X)  # the Gram squares the condition number, and there is no wider dtype
     wide = X.shape[-2] < X.shape[-1]
-    (Q,) = batched(_gram_route, X.mT if wide else X)
-    return Q.mT if wide else Q
+    tall = (X.mT if wide else X).reshape(-1, max(X.shape[-2:]), min(X.shape[-2:]))
+    pieces = tall.split(max(1, _AT_ONCE // max(1, tall[0].numel())))
+    Q = torch.cat([_gram_route(piece) for piece in pieces])
+    return (Q.mT if wide else Q).reshape(X.shape)
 
 
-def _gram_route(X: Tensor) -> tuple[Tensor]:
-    """X(XᵀX)^(−1/2) for m ≥ n, or UVᵀ where the Gram in float64 does not hold enough of X."""
+def _gram_route(X: Tensor) -> Tensor:
+    """X(XᵀX)^(−1/2), [b, m, n] with m ≥ n; UVᵀ where the Gram does not hold enough of X."""
     Y = X.double()
-    gram = symmetric_product(Y)
-    limit = _GRAM_LIMIT * torch.linalg.matrix_norm(gram)[..., None, None]
-    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    # That gram − limit·I has a Cholesky factor proves λ_min > limit, for a tenth of its price.
-    usable = torch.linalg.cholesky_ex(gram - limit * identity).info == 0
-    try:
-        if bool(usable.all()):
-            return (_whitened(X, Y, gram),)
-        if not bool(usable.any()):
-            return (_by_svd(X),)
-        Q = torch.empty(X.shape, dtype=X.dtype, device=X.device)
-        Q[usable] = _whitened(X[usable], Y[usable], gram[usable])
-        Q[~usable] = _by_svd(X[~usable])
-        return (Q,)
-    except torch.linalg.LinAlgError:
-        return (_by_svd(X),)
-
-
-def _whitened(X: Tensor, Y: Tensor, gram: Tensor) -> Tensor:
-    values, V = torch.linalg.eigh(gram)
-    root = (V * values.rsqrt().unsqueeze(-2)) @ V.mT
-    spread = float((values[..., 0] / values[..., -1]).min())  # 1/κ²
-    if spread > _FLOAT32_SUFFICES:
+    values, V = decompose(torch.linalg.eigh, symmetric_product(Y))
+    ratio = values[:, 0] / values[:, -1]
+    usable = ratio > _GRAM_LIMIT  # not so for NaN, which 0/0 gives
+    root = (V * values.clamp_min(torch.finfo(values.dtype).tiny).rsqrt().unsqueeze(-2)) @ V.mT
+    if bool((ratio > _FLOAT32_SUFFICES).all()):
         return X @ root.float()
     Q = (Y @ root).float()
-    if spread > _UNPOLISHED:
-        return Q
-    for _ in range(2):  # λ_min is known to a few per cent: two Newton–Schulz steps make that 1e-9
-        Q = 1.5 * Q - 0.5 * Q @ (Q.mT @ Q)
+    unpolished = usable & (ratio <= _UNPOLISHED)
+    if bool(unpolished.any()):  # λ_min is known to a few per cent: two steps make that 1e-9
+        Q[unpolished] = _newton_schulz(_newton_schulz(Q[unpolished]))
+    if not bool(usable.all()):
+        Q[~usable] = _by_svd(X[~usable])
     return Q
+
+
+def _newton_schulz(Q: Tensor) -> Tensor:
+    return 1.5 * Q - 0.5 * Q @ (Q.mT @ Q)
 
 
 # ---- by matrix products --------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gomuon.functional.linalg import decompose
+from gomuon.functional.linalg import decompose, over_batch
 from gomuon.functional.products import symmetric_product
 
 
@@ -26,6 +26,10 @@ def inverse_root(S: Tensor, power: float) -> Tensor:
         raise ValueError(f"inverse_root needs square matrices [..., d, d], got {tuple(S.shape)}")
     if not power >= 0:
         raise ValueError(f"inverse_root needs a power >= 0, got {power!r}")
+    return over_batch(lambda part: (_inverse_root(part, power),), S)[0]
+
+
+def _inverse_root(S: Tensor, power: float) -> Tensor:
     eigenvalues, V = decompose(torch.linalg.eigh, S)
     largest = eigenvalues[..., -1:]
     # Eigenvalues below d·ε·λ_max are not distinguishable from zero: their true value is lost.

@@ -3,46 +3,98 @@
 import functools
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
+Function = Callable[..., tuple[Tensor, ...]]
+
 # m·n·min(m, n) of the least work that is worth handing to another thread.
 _WORTHWHILE = 64**3
 
 
-def spread(function: Callable[[Tensor], tuple[Tensor, ...]], X: Tensor) -> tuple[Tensor, ...]:
-    """`function(X)` of a batch X [b, m, n], its matrices shared out among torch's threads.
+class _Lent(threading.local):
+    cores: int = 0  # a thread leaves to workers while it computes on one
+
+
+_lent = _Lent()
+
+
+def spread(function: Function, X: Tensor, *more: Tensor | None) -> tuple[Tensor, ...]:
+    """`function(X, *more)` of batches [b, …], their matrices shared out among torch's threads.
 
     `function` treats the matrices of a batch apart from each other. On accelerators, for little
     work, and where autograd or a dispatch mode watches (both belong to one thread), it is a plain
     call.
     """
-    threads = torch.get_num_threads()
+    threads = _lent.cores or torch.get_num_threads()
     m, n = X.shape[-2:]
     piece = -(-_WORTHWHILE // max(1, m * n * min(m, n)))
-    if threads == 1 or len(X) <= piece or X.device.type != "cpu" or _is_watched(X):
-        return function(X)
+    if threads == 1 or X.device.type != "cpu" or _is_watched(X):
+        return function(X, *more)
+    if len(X) <= piece:
+        with _cores_back():
+            return function(X, *more)
     workers = min(threads, -(-len(X) // piece))
-    pool = _pool(workers, threads // workers, threads, os.getpid())
-    parts = list(pool.map(functools.partial(_quietly, function), X.split(piece)))
-    return tuple(torch.cat(factors) for factors in zip(*parts, strict=True))
+    piece = -(-len(X) // workers)
+    pool = _pool(workers, threads // workers, os.getpid())
+    pieces: list[Sequence[Tensor | None]] = [X.split(piece)]
+    for other in more:
+        pieces.append([None] * len(pieces[0]) if other is None else other.split(piece))
+    parts = list(pool.map(functools.partial(_quietly, function), *pieces))
+    return tuple(torch.cat(results) for results in zip(*parts, strict=True))
+
+
+@contextmanager
+def cores_for_workers() -> Iterator[None]:
+    """Compute on one core here, so that the others are free when workers are called.
+
+    OpenMP's threads go on spinning for some milliseconds after every parallel operation, on the
+    cores that workers need. Where operations are small, that costs more than they gain.
+    """
+    threads = torch.get_num_threads()
+    if threads == 1 or _lent.cores:
+        yield
+        return
+    _lent.cores = threads
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        _lent.cores = 0
+        torch.set_num_threads(threads)
+
+
+@contextmanager
+def _cores_back() -> Iterator[None]:
+    """All cores for one operation that is not shared out."""
+    lent = _lent.cores
+    if not lent:
+        yield
+        return
+    torch.set_num_threads(lent)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
 
 
 def _is_watched(X: Tensor) -> bool:
     return (torch.is_grad_enabled() and X.requires_grad) or _len_torch_dispatch_stack() > 0
 
 
-def _quietly(function: Callable[[Tensor], tuple[Tensor, ...]], X: Tensor) -> tuple[Tensor, ...]:
+def _quietly(function: Function, *tensors: Tensor | None) -> tuple[Tensor, ...]:
     with torch.no_grad():  # a thread begins with autograd on, whatever its caller's mode
-        return function(X)
+        return function(*tensors)
 
 
 @functools.lru_cache(maxsize=8)  # by process too: a forked child inherits no threads
-def _pool(workers: int, threads_each: int, threads: int, process: int) -> ThreadPoolExecutor:
+def _pool(workers: int, threads_each: int, process: int) -> ThreadPoolExecutor:
+    threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="gomuon")
     started = threading.Barrier(workers + 1)
 

@@ -18,6 +18,7 @@ class Geometry:
     """One choice on the geometry axis; this one has no maps and does nothing."""
 
     description = "none"
+    reads_weights = False
 
     def captured_sides(self, group: Group) -> tuple[bool, bool]:
         """Whether (output gradients, inputs) are captured on the steps `capture_due` names."""

@@ -1,8 +1,9 @@
 """A geometry made of another layer's weight."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
+from torch import Tensor
 
 from gomuon.batching import alike
 from gomuon.functional import inverse_root
@@ -19,13 +20,15 @@ class PartnerGram(Geometry):
     public definition (compositional Muon).
     """
 
+    reads_weights = True
     description = "the partner weight's Gram, per head"
 
     def before(self, stacks: Sequence[Stack], group: Group) -> list[Layer]:
         layers = [layer for stack in stacks for layer in stack.layers]
+        here = {layer.parameter: layer.whole_weight for layer in layers}
         paired = [layer for layer in layers if layer.spec.partner is not None]
         for batch in alike(paired, lambda layer: (layer.shape, layer.blocks, layer.dtype)):
-            W = torch.stack([_partner_weights(layer) for layer in batch])
+            W = torch.stack([_partner_weights(layer, here) for layer in batch])
             gram = W.mT @ W
             maps = 0.5 * inverse_root(gram + group["partner_damping"] * identity_like(gram), 0.5)
             for layer, right_map in zip(batch, maps, strict=True):
@@ -33,7 +36,8 @@ class PartnerGram(Geometry):
         return []
 
 
-def _partner_weights(layer: Layer) -> torch.Tensor:
+def _partner_weights(layer: Layer, here: Mapping[Tensor, Tensor]) -> Tensor:
+    """The partner's matrices, head by head; siblings have one owner, who sees both whole."""
     assert layer.spec.partner is not None
-    partner = Layer("", layer.spec.partner, {}, LayerSpec(heads=layer.spec.rows))
-    return partner.weights
+    whole = here.get(layer.spec.partner, layer.spec.partner)
+    return Layer("", whole, {}, LayerSpec(heads=layer.spec.rows)).weights

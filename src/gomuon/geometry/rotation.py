@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gomuon.functional.linalg import batched, decompose
+from gomuon.functional.linalg import decompose, over_batch
 from gomuon.geometry.base import Geometry, Group, due
 from gomuon.stacks import Stack
 
@@ -44,4 +44,4 @@ def _rotated(stack: Stack, side: str, factor: Tensor, basis: Tensor) -> Tensor:
     index = order.unsqueeze(-1) if side == "left" else order.unsqueeze(-2)
     square.copy_(torch.take_along_dim(square, index, dim=-2 if side == "left" else -1))
     basis = torch.take_along_dim(basis, order.unsqueeze(-2), dim=-1)
-    return batched(torch.linalg.qr, factor @ basis)[0]
+    return over_batch(lambda part: torch.linalg.qr(part), factor @ basis)[0]

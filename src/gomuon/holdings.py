@@ -1,0 +1,74 @@
+"""Which rank holds which rows of a parameter: all of them, or a shard as fully_shard makes it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from gomuon.ranks import Ranks
+from gomuon.traffic import shard_rows
+
+try:
+    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor.placement_types import Replicate
+except ImportError:  # torch was built without distributed
+    DTensor = None  # type: ignore[assignment,misc]
+
+
+@dataclass(frozen=True)
+class Holding:
+    """Rows [begin, end) of a parameter on every rank, and which ranks together hold all of it."""
+
+    rows: tuple[tuple[int, int], ...]
+    replicas: tuple[int, ...]  # of every rank, the number of the replica it belongs to
+    sharded: bool
+
+
+def is_sharded(parameter: Tensor) -> bool:
+    return DTensor is not None and isinstance(parameter, DTensor)
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor; its own memory, not a copy."""
+    if DTensor is not None and isinstance(tensor, DTensor):
+        return tensor.to_local()
+    return tensor
+
+
+def local_gradient(parameter: Tensor) -> Tensor | None:
+    return None if parameter.grad is None else local(parameter.grad)
+
+
+def refusal(name: str, parameter: Tensor) -> str | None:
+    """Why a sharded parameter cannot be trained, or None."""
+    placements: Any = parameter.placements  # type: ignore[attr-defined]
+    shards = [p for p in placements if not isinstance(p, Replicate)]
+    # A subclass of Shard interleaves rows, for tensor parallelism under FSDP.
+    if len(shards) <= 1 and all(type(p) is Shard and p.dim == 0 for p in shards):
+        return None
+    return (
+        f"parameter {name!r} is placed as {tuple(placements)}; expected one Shard(0), as "
+        "fully_shard makes it, and replicas beside it. Tensor parallelism is not supported"
+    )
+
+
+def holding(parameter: Tensor, ranks: Ranks) -> Holding:
+    """Where a parameter's rows are, found without a message."""
+    length = parameter.shape[0]
+    if not is_sharded(parameter):
+        everything = ((0, length),) * ranks.size
+        return Holding(everything, tuple(range(ranks.size)), sharded=False)
+    mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
+    placements: Any = parameter.placements  # type: ignore[attr-defined]
+    along = next((d for d, p in enumerate(placements) if isinstance(p, Shard)), None)
+    sizes = shard_rows(length, 1 if along is None else mesh.mesh.shape[along])
+    rows, replicas = [(0, 0)] * ranks.size, [0] * ranks.size
+    numbers: dict[tuple[int, ...], int] = {}
+    for place in (mesh.mesh >= 0).nonzero().tolist():
+        rank = ranks.number_of(int(mesh.mesh[tuple(place)]))
+        shard = 0 if along is None else place[along]
+        rest = tuple(x for d, x in enumerate(place) if d != along) if along is not None else (rank,)
+        begin = sum(sizes[:shard])
+        rows[rank] = (begin, begin + sizes[shard])
+        replicas[rank] = numbers.setdefault(rest, len(numbers))
+    return Holding(tuple(rows), tuple(replicas), sharded=along is not None)

@@ -1,0 +1,275 @@
+"""Several ranks, one optimizer: who owns what, agreement before every message, and the messages."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+from gomuon.capture import Statistics
+from gomuon.errors import RankError
+from gomuon.exchange import Exchange, Matrix
+from gomuon.groups import is_matrix, named
+from gomuon.holdings import is_sharded, local, local_gradient
+from gomuon.layers import Layer, LayerSpec
+from gomuon.ownership import assign, matrix_cost, siblings
+from gomuon.parallel import over_ranks
+from gomuon.ranks import Ranks, Swap, checksum, is_distributed
+from gomuon.watching import WatchingOptimizer
+
+Group = Mapping[str, Any]
+
+
+class SharingOptimizer(WatchingOptimizer):
+    """An optimizer whose matrices have owners when there are several ranks.
+
+    Alone, with work="alone", or replicating plain parameters, `_exchange` is None and nothing here
+    does anything.
+    """
+
+    _process_group: Any
+    _found: tuple[Exchange | None] | None  # None: not looked for yet
+    _owners: dict[Tensor, int]
+    _collected: dict[int, dict[Tensor, Statistics]]
+    _shared: bool
+    _under_way: list[tuple[Sequence[Matrix], Swap]]
+    _spec_of: Callable[[Tensor, Group], LayerSpec]
+
+    def _forget_ranks(self) -> None:
+        self._found = None
+        self._owners = {}
+        self._collected = {}
+        self._shared = True
+        self._under_way = []
+
+    @property
+    def _exchange(self) -> Exchange | None:
+        """The messages between ranks; looked for at first use, when process groups exist."""
+        if self._found is None:
+            self._found = (self._new_exchange(),)
+        return self._found[0]
+
+    def _new_exchange(self) -> Exchange | None:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        sharded = next((p for p in parameters if is_sharded(p)), None)
+        work = self.defaults["work"]
+        if not is_distributed() or (work == "alone" and sharded is None):
+            return None
+        ranks = Ranks(self._process_group, local(parameters[0]).device)
+        if sharded is None:
+            return Exchange(ranks) if work == "shared" and ranks.size > 1 else None
+        if work != "shared":
+            raise ValueError(
+                f"work={work!r} needs whole parameters on each rank, but these are sharded; use "
+                'work="shared"'
+            )
+        mesh: Any = sharded.device_mesh
+        if mesh.size() != ranks.size:
+            raise ValueError(
+                f"parameters are sharded over {mesh.size()} ranks, but the process group has "
+                f"{ranks.size}; pass process_group=, the group of just those ranks"
+            )
+        return Exchange(ranks)
+
+    # ---- before anything changes ---------------------------------------------------------------
+
+    def _look(self) -> tuple[str | None, list[float]]:
+        """A fault in this rank's gradients, and numbers in which ranks must not differ."""
+        exchange = self._exchange
+        if exchange is None:
+            return self._fault(), []
+        present = [
+            [parameter.grad is not None for parameter in group["params"]]
+            for group in self.param_groups
+        ]
+        self._collected = {
+            index: self._local_statistics(index, exchange.ranks.size)
+            for index, capture in enumerate(self._captures)
+            if capture.window.open
+        }
+        sharing = [
+            _first_reader(seen, self.param_groups[index]["params"])
+            for index, seen in self._collected.items()
+        ]
+        return self._fault(), [checksum(present), checksum(sharing)]
+
+    def _agreed_fault(self) -> str | None:
+        """What is wrong with the gradients, of this rank or another; the same on all of them."""
+        exchange = self._exchange
+        if exchange is None:
+            return self._fault()
+        failure: Exception | None = None
+        fault, numbers = None, [0.0, 0.0]
+        try:
+            self._compare_once(exchange.ranks)
+            fault, numbers = self._look()
+        except RankError:
+            raise
+        except Exception as raised:
+            failure = raised
+        table = exchange.ranks.agree(failure, fault is not None, *numbers)
+        if len({row[1] for row in table}) > 1:
+            raise RankError(
+                "ranks differ in which parameters have a gradient; every rank must train the same "
+                "layers (DistributedDataParallel needs find_unused_parameters=True for that)"
+            )
+        self._shared = len({row[2] for row in table}) == 1
+        faulty = [rank for rank, row in enumerate(table) if row[0]]
+        if not faulty:
+            return None
+        return f"on rank {faulty[0]}, {exchange.ranks.objects(fault)[faulty[0]]}"
+
+    def _compare_once(self, ranks: Ranks) -> None:
+        """Tell of different settings or models before they do harm; at the first step only."""
+        if self._owners:
+            return
+        mine = _description(self)
+        for rank, theirs in enumerate(ranks.objects(mine)):
+            assert isinstance(theirs, dict)
+            for key in (*mine, *theirs):
+                if mine.get(key) != theirs.get(key):
+                    raise RankError(
+                        f"ranks differ in {key}: rank {ranks.rank} has {mine.get(key)!r}, rank "
+                        f"{rank} has {theirs.get(key)!r}; make the model and the optimizer alike"
+                    )
+        self._owners = self._choose_owners(ranks.size)
+
+    # ---- owners ----------------------------------------------------------------------------------
+
+    def _choose_owners(self, ranks: int) -> dict[Tensor, int]:
+        """An owner for every matrix, from names and shapes alone; group by group."""
+        owners: dict[Tensor, int] = {}
+        joined = {spec.bias for spec in self._specs.values()}
+        for index, group in enumerate(self.param_groups):
+            matrices = [
+                Layer(name, parameter, {}, self._spec_of(parameter, group))
+                for name, parameter in named(group, index)
+                if is_matrix(group, parameter) and parameter.numel() and parameter not in joined
+            ]
+            units = siblings([m.name for m in matrices], [m.shape[1] for m in matrices])
+            interval = group.get("refresh_every")
+            costs = [
+                sum(matrix_cost(matrices[i].blocks, *matrices[i].shape, interval) for i in unit)
+                for unit in units
+            ]
+            for unit, owner in zip(units, assign(costs, ranks), strict=True):
+                owners.update({matrices[i].parameter: owner for i in unit})
+        return owners
+
+    def owners(self) -> dict[str, int]:
+        """The rank that holds each matrix's state and computes its steps; empty when alone."""
+        exchange = self._exchange
+        if exchange is None:
+            return {}
+        owners = self._choose_owners(exchange.ranks.size)
+        return {
+            name: owners[parameter]
+            for index, group in enumerate(self.param_groups)
+            for name, parameter in named(group, index)
+            if parameter in owners
+        }
+
+    def _matrix(self, name: str, parameter: Tensor, spec: LayerSpec) -> Matrix:
+        assert self._exchange is not None
+        if parameter not in self._owners:  # a group that came later
+            self._owners = self._choose_owners(self._exchange.ranks.size)
+        tensors = [parameter] if spec.bias is None else [parameter, spec.bias]
+        return self._exchange.matrix(name, tensors, self._owners[parameter])
+
+    # ---- the messages --------------------------------------------------------------------------
+
+    def _receive(self, matrices: Sequence[Matrix], group: Group) -> None:
+        exchange = self._exchange
+        if exchange is not None and matrices:
+            exchange.gather_gradients(matrices)
+            if group.get("geometry_decay") or self.recipe.geometry.reads_weights:
+                exchange.gather_weights(matrices)
+
+    def _seen(self, index: int, matrices: Sequence[Matrix]) -> dict[Tensor, Statistics]:
+        """What was captured for a group in this step, on all ranks together."""
+        capture, exchange = self._captures[index], self._exchange
+        if not capture.window.open:
+            return {}
+        if exchange is not None:
+            seen = self._collected.pop(index)
+            return exchange.gather_moments(matrices, seen, capture.shapes(), shared=self._shared)
+        replicas = self._replicas()
+        seen = self._local_statistics(index, 1 if replicas is None else replicas.size)
+        return seen if replicas is None else over_ranks(seen, capture.shapes(), replicas.group)
+
+    def _replicas(self) -> Ranks | None:
+        """Ranks that all do the same work, if there are several."""
+        if self.defaults["work"] != "replicated" or not is_distributed():
+            return None
+        parameter = self.param_groups[0]["params"][0]
+        ranks = Ranks(self._process_group, parameter.device)
+        return ranks if ranks.size > 1 else None
+
+    @contextmanager
+    def _together(self, matrices: Sequence[Matrix]) -> Iterator[None]:
+        """Work that ends with all ranks knowing whether it went well everywhere."""
+        exchange = self._exchange
+        if exchange is None or not matrices:
+            yield
+            return
+        failure: Exception | None = None
+        try:
+            yield
+        except RankError:
+            raise
+        except Exception as raised:
+            failure = raised
+        exchange.ranks.agree(failure)
+
+    def _total(self, value: Tensor) -> Tensor:
+        """The sum over all owners."""
+        exchange = self._exchange
+        if exchange is None:
+            return value
+        exchange.ranks.agree()
+        return exchange.ranks.total(value)
+
+    def _send(self, matrices: Sequence[Matrix]) -> None:
+        """Start sending steps; other work may go on meanwhile."""
+        if self._exchange is not None and matrices:
+            self._under_way.append((matrices, self._exchange.send_steps(matrices)))
+
+    def _arrive(self) -> None:
+        """Move the weights, once every group's steps are computed everywhere."""
+        for matrices, swap in self._under_way:
+            assert self._exchange is not None
+            self._exchange.apply_steps(matrices, swap)
+        self._under_way.clear()
+
+    def _fault(self) -> str | None:
+        raise NotImplementedError
+
+
+def _first_reader(seen: Mapping[Tensor, Statistics], parameters: Sequence[Tensor]) -> list[int]:
+    """For every parameter the first one with the same inputs."""
+    first: dict[int, int] = {}
+    found = []
+    for index, parameter in enumerate(parameters):
+        inputs = seen[parameter].inputs if parameter in seen else None
+        found.append(index if inputs is None else first.setdefault(id(inputs), index))
+    return found
+
+
+def _description(optimizer: SharingOptimizer) -> dict[str, Any]:
+    """What must be alike on all ranks, as plain values."""
+    described: dict[str, Any] = {"the method": optimizer.recipe.name}
+    for index, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key not in ("params", "param_names"):
+                plain = value.tolist() if isinstance(value, Tensor) else value
+                described[f"{key} of group {index}"] = plain
+        for name, parameter in named(group, index):
+            described[f"parameter {name!r}"] = (tuple(parameter.shape), str(parameter.dtype))
+    return described
+
+
+def local_gradients(groups: Sequence[Group]) -> Iterator[tuple[str, Tensor | None]]:
+    """Names and what this rank holds of their gradients."""
+    for index, group in enumerate(groups):
+        for name, parameter in named(group, index):
+            yield name, local_gradient(parameter)
