@@ -6,10 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gomuon.holdings import is_sharded, placed
 from gomuon.routing import plain_name
 from gomuon.settings import CHECKS
 
 FORMAT = 1
+_SHARDED = ("exp_avg", "exp_avg_sq")  # lie as their parameter does; all else is its owner's
 Checkpoint = dict[str, Any]
 # From a format to the next one; a function may change the dict it is given, not what is in it.
 MIGRATIONS: dict[int, Callable[[Checkpoint], Checkpoint]] = {}
@@ -171,6 +173,8 @@ def restored_state(
         where = (id(value), device)
         if where not in copies:
             copies[where] = value.detach().to(device, copy=True)
+        if key in _SHARDED and is_sharded(parameter) and not is_sharded(value):
+            return placed(copies[where], parameter)
         return copies[where]
 
     return {

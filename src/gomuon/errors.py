@@ -1,5 +1,9 @@
 """Errors and warnings of our own, so that callers can tell them from torch's."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
 
 class DecompositionError(RuntimeError):
     """A matrix decomposition failed in the working precision and again in float64."""
@@ -15,3 +19,28 @@ class GeometryWarning(UserWarning):
 
 class RankError(RuntimeError):
     """Another rank failed, died, or was set up differently."""
+
+
+class Named(Protocol):
+    """What an error can be pinned on."""
+
+    name: str
+    shape: tuple[int, int]
+
+
+@contextmanager
+def naming(layers: Sequence[Named]) -> Iterator[None]:
+    """Tell in the notes of an exception which layers were being worked on."""
+    try:
+        yield
+    except Exception as failure:
+        shown = ", ".join(repr(layer.name) for layer in layers[:3])
+        more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
+        m, n = layers[0].shape
+        failure.add_note(f"in the step of {shown}{more} ({m}×{n})")
+        raise
+
+
+def told(failure: BaseException) -> str:
+    """An exception in one line, with its notes."""
+    return "; ".join([f"{type(failure).__name__}: {failure}", *getattr(failure, "__notes__", ())])

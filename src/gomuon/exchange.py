@@ -8,17 +8,17 @@ The owner alone keeps a matrix's state and sees it whole. All ranks go through t
 the same order; `traffic` counts their bytes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from gomuon.capture import Statistics
-from gomuon.holdings import Holding, holding, local, local_gradient
+from gomuon.holdings import Holding, holding, is_sharded, local, local_gradient
 from gomuon.layers import Layer
 from gomuon.probes import Moment, Shape, working_dtype
-from gomuon.ranks import Ranks, Swap, size_of
+from gomuon.ranks import Inbox, Ranks, Swap, size_of
 
 Wanted = tuple[Shape | None, Shape | None]  # shapes of the two moments: inputs, gradients
 
@@ -53,11 +53,14 @@ class OwnedLayer(Layer):
 
     @property
     def whole_weight(self) -> Tensor:
+        if not self.whole_weights and is_sharded(self.parameter):  # only state is made
+            shape, device = self.parameter.shape, self.parameter.device
+            return torch.zeros(shape, dtype=self.parameter.dtype, device=device)
         return self.whole_weights[0] if self.whole_weights else self.parameter
 
     @property
     def gradients(self) -> Tensor:
-        if not self.whole_gradients:  # a step that only makes state, see `persistence`
+        if not self.whole_gradients:  # only state is made, see `persistence`
             return torch.zeros_like(self.recall(""))
         return self._joined(self.whole_gradients)
 
@@ -113,28 +116,36 @@ class Exchange:
 
     # ---- to the owner ----------------------------------------------------------------------------
 
-    def gather_gradients(self, matrices: Sequence[Matrix]) -> None:
-        """Give every owned layer its whole gradients."""
+    def gather_gradients(self, matrices: Sequence[Matrix]) -> Callable[[], None]:
+        """Start to give every owned layer its whole gradients; returns what waits for them."""
         gathered = self._gathered(matrices, [[_gradient(t) for t in m.tensors] for m in matrices])
-        for matrix, whole in zip(matrices, gathered, strict=True):
-            if matrix.layer is not None:
-                matrix.layer.whole_gradients = whole
 
-    def gather_weights(self, matrices: Sequence[Matrix]) -> None:
-        """Give every owned layer its whole weights, for methods that look at them."""
+        def arrived() -> None:
+            for matrix, whole in zip(matrices, gathered(), strict=True):
+                if matrix.layer is not None:
+                    matrix.layer.whole_gradients = whole
+
+        return arrived
+
+    def gather_weights(self, matrices: Sequence[Matrix]) -> Callable[[], None]:
+        """The same for weights, for methods that look at them."""
         gathered = self._gathered(matrices, [[local(t) for t in m.tensors] for m in matrices])
-        for matrix, whole in zip(matrices, gathered, strict=True):
-            if matrix.layer is not None:
-                matrix.layer.whole_weights = whole
+
+        def arrived() -> None:
+            for matrix, whole in zip(matrices, gathered(), strict=True):
+                if matrix.layer is not None:
+                    matrix.layer.whole_weights = whole
+
+        return arrived
 
     def _gathered(
         self, matrices: Sequence[Matrix], mine: Sequence[Sequence[Tensor]]
-    ) -> list[list[Tensor]]:
+    ) -> Callable[[], list[list[Tensor]]]:
         """Whole tensors on their owners, of the rows every rank of the owner's replica has."""
         me, size = self.ranks.rank, self.ranks.size
         sharded = any(h.sharded for matrix in matrices for h in matrix.holdings)
         if not sharded:
-            return [list(tensors) for tensors in mine]
+            return lambda: [list(tensors) for tensors in mine]
         outgoing: list[list[Tensor]] = [[] for _ in range(size)]
         incoming = [0] * size
         for matrix, tensors in zip(matrices, mine, strict=True):
@@ -144,21 +155,25 @@ class Exchange:
                 if matrix.owner == me:
                     for rank in _replica(held, me):
                         incoming[rank] += size_of(_rows(tensor, held, rank), tensor.dtype)
-        inboxes = self.ranks.swap(outgoing, incoming).wait()
-        return [
-            [
-                torch.cat(
-                    [
-                        inboxes[rank].take(_rows(tensor, held, rank), tensor.dtype)
-                        for rank in _replica(held, me)
-                    ]
-                )
-                for tensor, held in zip(tensors, matrix.holdings, strict=True)
+        swap = self.ranks.swap(outgoing, incoming)
+
+        def joined(tensor: Tensor, held: Holding, inboxes: Sequence[Inbox]) -> Tensor:
+            parts = [
+                inboxes[rank].take(_rows(tensor, held, rank), tensor.dtype)
+                for rank in _replica(held, me)
             ]
-            if matrix.owner == me
-            else []
-            for matrix, tensors in zip(matrices, mine, strict=True)
-        ]
+            return torch.cat(parts)
+
+        def arrived() -> list[list[Tensor]]:
+            inboxes = swap.wait()
+            return [
+                [joined(t, held, inboxes) for t, held in zip(own, matrix.holdings, strict=True)]
+                if matrix.owner == me
+                else []
+                for matrix, own in zip(matrices, mine, strict=True)
+            ]
+
+        return arrived
 
     def gather_moments(
         self,

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gomuon.ranks import Ranks
@@ -33,6 +34,28 @@ def local(tensor: Tensor) -> Tensor:
     if DTensor is not None and isinstance(tensor, DTensor):
         return tensor.to_local()
     return tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of a tensor; a message among its ranks where it is sharded."""
+    if DTensor is not None and isinstance(tensor, DTensor):
+        return tensor.full_tensor()
+    return tensor
+
+
+def placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor sharded as `like` is; every rank has all of it, so nothing is sent."""
+    sharded = torch.zeros_like(like, dtype=tensor.dtype)
+    mesh: Any = like.device_mesh  # type: ignore[attr-defined]
+    placements: Any = like.placements  # type: ignore[attr-defined]
+    along = next((d for d, p in enumerate(placements) if isinstance(p, Shard)), None)
+    begin = 0
+    if along is not None:
+        sizes = shard_rows(len(tensor), mesh.mesh.shape[along])
+        begin = sum(sizes[: mesh.get_coordinate()[along]])
+    rows = local(sharded)
+    rows.copy_(tensor[begin : begin + len(rows)] if tensor.ndim else tensor)
+    return sharded
 
 
 def local_gradient(parameter: Tensor) -> Tensor | None:

@@ -14,7 +14,8 @@ from gomuon.adamw import adamw_step
 from gomuon.axes import Pending
 from gomuon.batching import alike
 from gomuon.capture import Capture, Statistics
-from gomuon.errors import GeometryWarning, NonFiniteGradientError
+from gomuon.consolidation import keep_count
+from gomuon.errors import GeometryWarning, NonFiniteGradientError, naming
 from gomuon.exchange import Matrix, OwnedLayer
 from gomuon.faults import nonfinite_gradients
 from gomuon.functional.spreading import cores_for_workers
@@ -148,7 +149,9 @@ class MatrixOptimizer(SharingOptimizer):
         with self._cores():
             if self._gradients_are_finite():
                 for index, group in enumerate(self.param_groups):
-                    self._step_group(index, group)
+                    self._step_matrices(index, group)
+                for index, group in enumerate(self.param_groups):
+                    self._step_others(index, group)
                 self._arrive()
         self._gate()
         return loss
@@ -158,12 +161,13 @@ class MatrixOptimizer(SharingOptimizer):
         size = sum(p.numel() for group in self.param_groups for p in group["params"])
         return cores_for_workers() if size <= _SMALL else nullcontext()
 
-    def _step_group(self, index: int, group: dict[str, Any]) -> None:
+    def _step_matrices(self, index: int, group: dict[str, Any]) -> None:
         roll = self._roll(index, group)
-        if not roll.key:
+        if not (roll.stacks or roll.matrices):
             return
-        self._receive(roll.matrices, group)
+        arrived = self._receive(roll.matrices, group)
         seen = self._seen(index, roll.matrices)
+        arrived()
         with self._together(roll.matrices):
             self._refresh(roll.stacks, seen, group)
             self._update(roll.stacks, group)
@@ -171,10 +175,14 @@ class MatrixOptimizer(SharingOptimizer):
         self._send(roll.matrices)
         for stack in roll.stacks:
             stack.end()
+
+    def _step_others(self, index: int, group: dict[str, Any]) -> None:
+        """AdamW, while the matrices' steps travel; last, for another rank's work may fail."""
+        roll = self._roll(index, group)
         if roll.others:
             states = [self.state[parameter] for parameter in roll.others]
             adamw_step(roll.others, states, group, self.defaults["lr"])
-        group["step"] += 1
+        group["step"] += bool(roll.key)
 
     def _update(self, stacks: Sequence[Stack], group: Mapping[str, Any]) -> None:
         """The paper's "Complete update", for layers of one shape at a time, stacked [b, m, n]."""
@@ -193,8 +201,10 @@ class MatrixOptimizer(SharingOptimizer):
             if stack.updates < recipe.observes_first:
                 stack.count()
                 continue
-            source = recipe.source(stack, group)  # M_t, M̂_t
-            yield stack, source, recipe.direction(source, stack, group)  # D_{0,t}
+            with naming(stack.layers):
+                source = recipe.source(stack, group)  # M_t, M̂_t
+                D = recipe.direction(source, stack, group)  # D_{0,t}
+            yield stack, source, D
 
     def _refresh(
         self, stacks: Sequence[Stack], seen: Mapping[Tensor, Statistics], group: Mapping[str, Any]
@@ -299,7 +309,7 @@ class MatrixOptimizer(SharingOptimizer):
                     matrices[-1].layer = layer
                     layers.append(layer)
                 else:
-                    state.clear()  # a checkpoint brought it; its owner has it too
+                    keep_count(state)
             else:
                 follow(parameter, state)
                 others.append(parameter)

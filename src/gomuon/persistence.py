@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gomuon.axes import Pending
 from gomuon.capture import Capture, Moment, Statistics
 from gomuon.checkpoints import FORMAT, fitted, is_blank, restored_state
+from gomuon.consolidation import COUNT
 from gomuon.holdings import local_gradient
 from gomuon.layers import LayerSpec
 from gomuon.recipes import Recipe
@@ -61,6 +62,18 @@ class PersistentOptimizer(torch.optim.Optimizer):
         """What a step would do, stack by stack."""
 
     @abstractmethod
+    def _anywhere(self, here: bool) -> bool:
+        """Whether something is so on any rank."""
+
+    @abstractmethod
+    def _forget_comparison(self) -> None:
+        """Let the next step compare the ranks' settings again."""
+
+    @abstractmethod
+    def _settle(self) -> None:
+        """Make a state that was loaded fit this rank."""
+
+    @abstractmethod
     def attach(self, model: nn.Module) -> None:
         """Place the hooks."""
 
@@ -95,6 +108,7 @@ class PersistentOptimizer(torch.optim.Optimizer):
             handle.remove()
             self._incoming = None
         self._rolls.clear()
+        self._settle()
         self._gate()
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -132,12 +146,10 @@ class PersistentOptimizer(torch.optim.Optimizer):
 
     def _only_created_state(self) -> bool:
         """Whether the step just taken was the first and could not have moved anything."""
+        if self._had_state or any(float(group["lr"]) for group in self.param_groups):
+            return False
         gradients = [local_gradient(p) for group in self.param_groups for p in group["params"]]
-        return (
-            not self._had_state
-            and not any(float(group["lr"]) for group in self.param_groups)
-            and not any(bool(grad.any()) for grad in gradients if grad is not None)
-        )
+        return not self._anywhere(any(bool(g.any()) for g in gradients if g is not None))
 
     def _blank_state(self) -> None:
         """Let every layer see white statistics, so that all of its state comes about; zero it."""
@@ -151,7 +163,10 @@ class PersistentOptimizer(torch.optim.Optimizer):
             for stack, _, D in self._directions(stacks, group):
                 self.recipe.scale(D, stack, group)
             self.recipe.geometry.after(stacks, group)
+            for matrix in self._roll(index, group).matrices:
+                self.state[matrix.parameter].setdefault(COUNT, 0)
         self._rolls.clear()
+        self._forget_comparison()
         for entries in self.state.values():
             for key, value in entries.items():
                 entries[key] = torch.zeros_like(value) if isinstance(value, Tensor) else 0

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gomuon.errors import RankError
+from gomuon.errors import RankError, told
 
 
 class Ranks:
@@ -56,8 +56,9 @@ class Ranks:
         failed = [rank for rank, row in enumerate(table) if row[0]]
         if not failed:
             return [row[1:] for row in table]
-        reasons = self.objects(None if failure is None else f"{type(failure).__name__}: {failure}")
+        reasons = self.objects(None if failure is None else told(failure))
         if failure is not None:
+            failure.add_note(f"on rank {self.rank}; the other ranks were told")
             raise failure
         raise RankError(
             f"rank {failed[0]} failed in the optimizer's step: {reasons[failed[0]]}. "
@@ -140,6 +141,6 @@ def _named_failure() -> Iterator[None]:
     except (RuntimeError, ValueError) as failure:
         raise RankError(
             "a message between ranks failed in the optimizer's step: a rank has died, or did not "
-            "arrive within the process group's time-out. No weight was changed in this step here; "
-            f"go on from the last checkpoint. The backend says: {failure}"
+            "arrive within the process group's time-out. The step is incomplete; go on from the "
+            f"last checkpoint. The backend says: {failure}"
         ) from failure

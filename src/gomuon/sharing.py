@@ -1,13 +1,16 @@
 """Several ranks, one optimizer: who owns what, agreement before every message, and the messages."""
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
+from gomuon.agreement import description, first_difference, first_reader
 from gomuon.capture import Statistics
-from gomuon.errors import RankError
+from gomuon.consolidation import COUNT, consolidated, settled
+from gomuon.errors import GeometryWarning, RankError
 from gomuon.exchange import Exchange, Matrix
 from gomuon.groups import is_matrix, named
 from gomuon.holdings import is_sharded, local, local_gradient
@@ -29,6 +32,7 @@ class SharingOptimizer(WatchingOptimizer):
 
     _process_group: Any
     _found: tuple[Exchange | None] | None  # None: not looked for yet
+    _compared: bool
     _owners: dict[Tensor, int]
     _collected: dict[int, dict[Tensor, Statistics]]
     _shared: bool
@@ -37,15 +41,27 @@ class SharingOptimizer(WatchingOptimizer):
 
     def _forget_ranks(self) -> None:
         self._found = None
+        self._compared = False
         self._owners = {}
         self._collected = {}
         self._shared = True
         self._under_way = []
 
+    def _anywhere(self, here: bool) -> bool:
+        exchange = self._exchange
+        if exchange is None:
+            return here
+        return any(there for (there,) in exchange.ranks.agree(None, float(here)))
+
+    def _forget_comparison(self) -> None:
+        self._compared = False
+
     @property
     def _exchange(self) -> Exchange | None:
         """The messages between ranks; looked for at first use, when process groups exist."""
         if self._found is None:
+            if not is_distributed():
+                return None
             self._found = (self._new_exchange(),)
         return self._found[0]
 
@@ -53,7 +69,7 @@ class SharingOptimizer(WatchingOptimizer):
         parameters = [p for group in self.param_groups for p in group["params"]]
         sharded = next((p for p in parameters if is_sharded(p)), None)
         work = self.defaults["work"]
-        if not is_distributed() or (work == "alone" and sharded is None):
+        if work == "alone" and sharded is None:
             return None
         ranks = Ranks(self._process_group, local(parameters[0]).device)
         if sharded is None:
@@ -88,7 +104,7 @@ class SharingOptimizer(WatchingOptimizer):
             if capture.window.open
         }
         sharing = [
-            _first_reader(seen, self.param_groups[index]["params"])
+            first_reader(seen, self.param_groups[index]["params"])
             for index, seen in self._collected.items()
         ]
         return self._fault(), [checksum(present), checksum(sharing)]
@@ -98,6 +114,7 @@ class SharingOptimizer(WatchingOptimizer):
         exchange = self._exchange
         if exchange is None:
             return self._fault()
+        self._under_way.clear()  # of a step that failed
         failure: Exception | None = None
         fault, numbers = None, [0.0, 0.0]
         try:
@@ -121,18 +138,12 @@ class SharingOptimizer(WatchingOptimizer):
 
     def _compare_once(self, ranks: Ranks) -> None:
         """Tell of different settings or models before they do harm; at the first step only."""
-        if self._owners:
+        if self._compared:
             return
-        mine = _description(self)
-        for rank, theirs in enumerate(ranks.objects(mine)):
-            assert isinstance(theirs, dict)
-            for key in (*mine, *theirs):
-                if mine.get(key) != theirs.get(key):
-                    raise RankError(
-                        f"ranks differ in {key}: rank {ranks.rank} has {mine.get(key)!r}, rank "
-                        f"{rank} has {theirs.get(key)!r}; make the model and the optimizer alike"
-                    )
-        self._owners = self._choose_owners(ranks.size)
+        mine = description(self.recipe.name, self.param_groups)
+        if (difference := first_difference(mine, ranks.objects(mine), ranks.rank)) is not None:
+            raise RankError(difference)
+        self._compared = True
 
     # ---- owners ----------------------------------------------------------------------------------
 
@@ -178,12 +189,20 @@ class SharingOptimizer(WatchingOptimizer):
 
     # ---- the messages --------------------------------------------------------------------------
 
-    def _receive(self, matrices: Sequence[Matrix], group: Group) -> None:
+    def _receive(self, matrices: Sequence[Matrix], group: Group) -> Callable[[], None]:
+        """Start to collect gradients, and weights if they are read; returns what waits for them."""
         exchange = self._exchange
-        if exchange is not None and matrices:
-            exchange.gather_gradients(matrices)
-            if group.get("geometry_decay") or self.recipe.geometry.reads_weights:
-                exchange.gather_weights(matrices)
+        if exchange is None or not matrices:
+            return lambda: None
+        waiting = [exchange.gather_gradients(matrices)]
+        if group.get("geometry_decay") or self.recipe.geometry.reads_weights:
+            waiting.append(exchange.gather_weights(matrices))
+
+        def arrived() -> None:
+            for wait in waiting:
+                wait()
+
+        return arrived
 
     def _seen(self, index: int, matrices: Sequence[Matrix]) -> dict[Tensor, Statistics]:
         """What was captured for a group in this step, on all ranks together."""
@@ -220,6 +239,10 @@ class SharingOptimizer(WatchingOptimizer):
         except Exception as raised:
             failure = raised
         exchange.ranks.agree(failure)
+        for matrix in matrices:
+            if matrix.layer is None:  # its owner has counted
+                entries = self.state[matrix.parameter]
+                entries[COUNT] = entries.get(COUNT, 0) + 1
 
     def _total(self, value: Tensor) -> Tensor:
         """The sum over all owners."""
@@ -244,28 +267,38 @@ class SharingOptimizer(WatchingOptimizer):
     def _fault(self) -> str | None:
         raise NotImplementedError
 
+    # ---- state, of which every rank has a part ---------------------------------------------------
 
-def _first_reader(seen: Mapping[Tensor, Statistics], parameters: Sequence[Tensor]) -> list[int]:
-    """For every parameter the first one with the same inputs."""
-    first: dict[int, int] = {}
-    found = []
-    for index, parameter in enumerate(parameters):
-        inputs = seen[parameter].inputs if parameter in seen else None
-        found.append(index if inputs is None else first.setdefault(id(inputs), index))
-    return found
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """The whole state as one process would save it, on every rank; all ranks must call it.
 
+        `state_dict()` has what this rank holds: its own matrices, its own rows. Both can be loaded
+        on any number of ranks. Through torch.distributed.checkpoint no rank ever holds all of it.
+        """
+        state_dict, exchange = self.state_dict(), self._exchange
+        if exchange is None:
+            return state_dict
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        owners = self._choose_owners(exchange.ranks.size)
+        owned = [n for n, p in enumerate(parameters) if owners.get(p) == exchange.ranks.rank]
+        if state_dict["state"]:
+            state_dict["state"] = consolidated(state_dict["state"], owned, exchange.ranks)
+        return state_dict
 
-def _description(optimizer: SharingOptimizer) -> dict[str, Any]:
-    """What must be alike on all ranks, as plain values."""
-    described: dict[str, Any] = {"the method": optimizer.recipe.name}
-    for index, group in enumerate(optimizer.param_groups):
-        for key, value in group.items():
-            if key not in ("params", "param_names"):
-                plain = value.tolist() if isinstance(value, Tensor) else value
-                described[f"{key} of group {index}"] = plain
-        for name, parameter in named(group, index):
-            described[f"parameter {name!r}"] = (tuple(parameter.shape), str(parameter.dtype))
-    return described
+    def _settle(self) -> None:
+        """Let go of what other ranks own; tell of what should have come and did not."""
+        exchange = self._exchange
+        owners = {} if exchange is None else self._choose_owners(exchange.ranks.size)
+        rank = 0 if exchange is None else exchange.ranks.rank
+        lacking = settled(self.state, self.param_groups, owners, rank)
+        if lacking:
+            warnings.warn(
+                f"the checkpoint lacks the state of {lacking[0]!r} and {len(lacking) - 1} more, "
+                "which begin anew: it looks like one rank's part. Save with "
+                "consolidated_state_dict() or torch.distributed.checkpoint",
+                GeometryWarning,
+                stacklevel=3,
+            )
 
 
 def local_gradients(groups: Sequence[Group]) -> Iterator[tuple[str, Tensor | None]]:
