@@ -18,7 +18,7 @@ from gomuon.consolidation import keep_count
 from gomuon.errors import GeometryWarning, NonFiniteGradientError, naming
 from gomuon.exchange import Matrix, OwnedLayer
 from gomuon.faults import nonfinite_gradients
-from gomuon.functional.spreading import cores_for_workers
+from gomuon.functional.spreading import concurrently, cores_for_workers
 from gomuon.groups import (
     cut,
     groups_of,
@@ -196,15 +196,18 @@ class MatrixOptimizer(SharingOptimizer):
                 observe(stack, source, U)
 
     def _directions(self, stacks: Sequence[Stack], group: Mapping[str, Any]) -> Iterator[Pending]:
-        recipe = self.recipe
+        moving = []
         for stack in stacks:
-            if stack.updates < recipe.observes_first:
+            if stack.updates < self.recipe.observes_first:
                 stack.count()
-                continue
-            with naming(stack.layers):
-                source = recipe.source(stack, group)  # M_t, M̂_t
-                D = recipe.direction(source, stack, group)  # D_{0,t}
-            yield stack, source, D
+            else:
+                moving.append(stack)
+        return concurrently([partial(self._direction, stack, group) for stack in moving])
+
+    def _direction(self, stack: Stack, group: Mapping[str, Any]) -> Pending:
+        with naming(stack.layers):
+            source = self.recipe.source(stack, group)  # M_t, M̂_t
+            return stack, source, self.recipe.direction(source, stack, group)  # D_{0,t}
 
     def _refresh(
         self, stacks: Sequence[Stack], seen: Mapping[Tensor, Statistics], group: Mapping[str, Any]

@@ -3,15 +3,19 @@
 import os
 import threading
 from collections.abc import Iterator
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from gomuon import KFAC, GoMuon, Muon
 from gomuon.errors import DecompositionError
 from gomuon.functional import inverse_root, polar
 from gomuon.functional.linalg import decompose
-from gomuon.functional.spreading import spread
+from gomuon.functional.spreading import concurrently, cores_for_workers, spread
+from tests.models import mlp
 
 
 @pytest.fixture(autouse=True)
@@ -99,3 +103,62 @@ def test_a_forked_child_makes_threads_of_its_own() -> None:
         (copy,) = spread(lambda part: (part,), torch.ones(4, 70, 70))
         os._exit(0 if len(copy) == 4 else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_cores_are_lent_and_given_back() -> None:
+    def work() -> None:
+        assert torch.get_num_threads() == 1
+        seen = set[int]()
+        spread(lambda part: who_and_square(seen, part), torch.randn(4, 70, 70))
+        assert threading.get_ident() not in seen
+        with cores_for_workers():  # within itself it changes nothing
+            pass
+        (threads,) = spread(lambda part: (part * torch.get_num_threads(),), torch.ones(1, 1, 1))
+        assert threads.item() == 2  # what is not shared out may use every core
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), cores_for_workers():
+        work()
+    assert torch.get_num_threads() == 2
+
+
+def test_concurrent_calls_give_what_calls_in_turn_give() -> None:
+    batches = [torch.randn(b, 70, 70) for b in (5, 1, 3)]
+    calls = [partial(polar, batch) for batch in batches]
+    in_turn = list(concurrently(calls))
+    with cores_for_workers():
+        together = list(concurrently(calls))
+    for one, other in zip(together, in_turn, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_calls_in_turn_wait_until_they_are_asked() -> None:
+    called: list[int] = []
+    results = concurrently([partial(called.append, 1), partial(called.append, 2)])
+    next(results)
+    assert called == [1]
+
+
+def test_an_error_in_a_concurrent_call_reaches_the_caller() -> None:
+    with cores_for_workers(), pytest.raises(DecompositionError):
+        list(concurrently([partial(polar, torch.full((3, 70, 70), torch.nan))] * 2))
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize("method", [GoMuon, Muon, KFAC])
+def test_a_step_on_two_threads_is_the_step_on_one(method: Any) -> None:
+    ends = []
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        torch.manual_seed(0)
+        x = torch.randn(200, 72, dtype=torch.float64)
+        model = mlp(72, 72, 96, 72, 72, bias=False)
+        optimizer = method(model, lr=0.01)
+        for _ in range(5):
+            optimizer.zero_grad()
+            (model(x) - x.roll(1, 0)).square().mean().backward()
+            optimizer.step()
+        assert torch.get_num_threads() == threads
+        ends.append([p.detach().clone() for p in model.parameters()])
+    for one, other in zip(*ends, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-8)

@@ -64,7 +64,7 @@ def _canonical(X: Tensor) -> Tensor:
 
 # 1/κ², the ratio of the Gram's extreme eigenvalues, decides how far float64 carries:
 _FLOAT32_SUFFICES = 1e-3  # above, the last product may be in float32: it costs less than 4e-6
-_UNPOLISHED = 1e-8  # above, the result is orthogonal to float32 as it comes
+_POLISHED_BELOW = (1e-9, 1e-11)  # lengths are wrong by 1e-5 and 1e-3, which a step each squares
 _GRAM_LIMIT = 1e-12  # below, too little is left of the smallest singular values: κ > 1e6
 _AT_ONCE = 2**25  # elements that are held in float64 at a time
 
@@ -89,9 +89,10 @@ def _gram_route(X: Tensor) -> Tensor:
     if bool((ratio > _FLOAT32_SUFFICES).all()):
         return X @ root.float()
     Q = (Y @ root).float()
-    unpolished = usable & (ratio <= _UNPOLISHED)
-    if bool(unpolished.any()):  # λ_min is known to a few per cent: two steps make that 1e-9
-        Q[unpolished] = _newton_schulz(_newton_schulz(Q[unpolished]))
+    for limit in _POLISHED_BELOW:
+        rough = usable & (ratio < limit)
+        if bool(rough.any()):
+            Q[rough] = _newton_schulz(Q[rough])
     if not bool(usable.all()):
         Q[~usable] = _by_svd(X[~usable])
     return Q

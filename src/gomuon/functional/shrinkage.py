@@ -27,9 +27,9 @@ def oas(S: Tensor, n: int | float | Tensor) -> tuple[Tensor, Tensor]:
     scale = _mean_eigenvalue(S)
     T = S / torch.where(scale > 0, scale, 1)[..., None, None]
     trace = T.diagonal(dim1=-2, dim2=-1).sum(-1)
-    square = T.square().sum(dim=(-2, -1))  # tr(S²) for symmetric S
+    square = torch.linalg.matrix_norm(T).square()  # tr(S²) for symmetric S
     # tr(S²) − tr(S)²/d, written as ‖S − tr(S)/d·I‖² so that it cannot cancel below zero.
-    dispersion = (T - _scaled_identity(T, trace / d)).square().sum(dim=(-2, -1))
+    dispersion = torch.linalg.matrix_norm(_plus_identity(T, -trace / d)).square()
     numerator = (1 - 2 / d) * square + trace.square()
     denominator = (n + 1 - 2 / d) * dispersion
     intensity = torch.where(denominator > 0, numerator / denominator, 1.0).clamp(0, 1).to(S.dtype)
@@ -39,12 +39,14 @@ def oas(S: Tensor, n: int | float | Tensor) -> tuple[Tensor, Tensor]:
 def shrink(S: Tensor, intensity: float | Tensor) -> Tensor:
     """(1−λ)S + λ·tr(S)/d·I for intensity λ, a number or a tensor that broadcasts over [...]."""
     weight = torch.as_tensor(intensity, dtype=S.dtype, device=S.device)
-    return (1 - weight)[..., None, None] * S + _scaled_identity(S, weight * _mean_eigenvalue(S))
+    return _plus_identity((1 - weight)[..., None, None] * S, weight * _mean_eigenvalue(S))
 
 
 def _mean_eigenvalue(S: Tensor) -> Tensor:
     return S.diagonal(dim1=-2, dim2=-1).mean(-1)
 
 
-def _scaled_identity(S: Tensor, value: Tensor) -> Tensor:
-    return value[..., None, None] * torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+def _plus_identity(S: Tensor, value: Tensor) -> Tensor:
+    """S + value·I, touching nothing but the diagonal of a copy."""
+    diagonal = S.diagonal(dim1=-2, dim2=-1) + value[..., None]
+    return torch.diagonal_scatter(S, diagonal, dim1=-2, dim2=-1)

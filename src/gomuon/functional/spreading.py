@@ -6,12 +6,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 Function = Callable[..., tuple[Tensor, ...]]
+Result = TypeVar("Result")
 
 # m·n·min(m, n) of the least work that is worth handing to another thread.
 _WORTHWHILE = 64**3
@@ -40,13 +42,37 @@ def spread(function: Function, X: Tensor, *more: Tensor | None) -> tuple[Tensor,
         with _cores_back():
             return function(X, *more)
     workers = min(threads, -(-len(X) // piece))
-    piece = -(-len(X) // workers)
+    piece = -(-len(X) // workers)  # no more, since threads wait for each other between operations
     pool = _pool(workers, threads // workers, os.getpid())
     pieces: list[Sequence[Tensor | None]] = [X.split(piece)]
     for other in more:
         pieces.append([None] * len(pieces[0]) if other is None else other.split(piece))
     parts = list(pool.map(functools.partial(_quietly, function), *pieces))
     return tuple(torch.cat(results) for results in zip(*parts, strict=True))
+
+
+def concurrently(calls: Sequence[Callable[[], Result]]) -> Iterator[Result]:
+    """The results of calls that spread their work; the pieces of one fill the gaps of another.
+
+    Unless cores are set aside for workers, each is called when its result is asked for, so that
+    only one of them is held at a time.
+    """
+    if len(calls) < 2 or not _lent.cores or _len_torch_dispatch_stack():
+        return (call() for call in calls)
+    pool = _coordinators(os.getpid())
+    return pool.map(functools.partial(_with_cores, _lent.cores), calls)
+
+
+def _with_cores(cores: int, call: Callable[[], Result]) -> Result:
+    _lent.cores = cores
+    with torch.no_grad():
+        return call()
+
+
+@functools.lru_cache(maxsize=1)
+def _coordinators(process: int) -> ThreadPoolExecutor:
+    """Threads that only hand out work and wait for it."""
+    return _threads(16, 1)
 
 
 @contextmanager
@@ -94,6 +120,10 @@ def _quietly(function: Function, *tensors: Tensor | None) -> tuple[Tensor, ...]:
 
 @functools.lru_cache(maxsize=8)  # by process too: a forked child inherits no threads
 def _pool(workers: int, threads_each: int, process: int) -> ThreadPoolExecutor:
+    return _threads(workers, threads_each)
+
+
+def _threads(workers: int, threads_each: int) -> ThreadPoolExecutor:
     threads = torch.get_num_threads()
     pool = ThreadPoolExecutor(workers, thread_name_prefix="gomuon")
     started = threading.Barrier(workers + 1)

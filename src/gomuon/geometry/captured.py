@@ -11,6 +11,7 @@ from torch import Tensor
 from gomuon.batching import alike
 from gomuon.functional import oas, shrink
 from gomuon.functional.linalg import decompose
+from gomuon.functional.spreading import concurrently
 from gomuon.geometry.base import (
     Geometry,
     Group,
@@ -101,12 +102,13 @@ class CapturedMoments(Geometry):
         total = torch.stack([_total(layer, side) for layer in layers])
         count = torch.stack([_present(_moment(layer, side)).count for layer in layers])
         weight = count[(...,) + (None,) * (total.ndim - 1)].to(total.dtype)
-        mean = total / weight
+        scale = 1 / weight
         if side == "left" and group["loss_reduction"] == "mean":
             # The loss averaged over N rows, so g_i = δ_i/N. Undone here, a short last batch enters
             # the average with the weight of any other.
             uses = torch.stack([_present(_moment(layer, side)).uses for layer in layers])
-            mean = mean * uses.view_as(weight).square().to(total.dtype)
+            scale = scale * uses.view_as(weight).square().to(total.dtype)
+        mean = total * scale
         if mean.ndim == 3:  # not already one moment per group of a convolution
             spec = layers[0].spec
             mean = _diagonal_blocks(mean, spec.rows if side == "left" else spec.columns)
@@ -128,11 +130,14 @@ class CapturedMoments(Geometry):
 
 def root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
     """P_B = B̄^(−α), P_A = A^(−α)."""
-    failed: list[Layer] = []
-    for side, alpha in zip(("left", "right"), sides(group["alpha"]), strict=True):
-        if alpha > 0:
-            failed += _each_factor(layers, side, "map", partial(guarded_roots, power=alpha))
-    return failed
+    powers = zip(("left", "right"), sides(group["alpha"]), strict=True)
+    jobs = [
+        job
+        for side, alpha in powers
+        if alpha > 0
+        for job in _each_factor(layers, side, "map", partial(guarded_roots, power=alpha))
+    ]
+    return _done(jobs)
 
 
 def ridge_inverse_map(layers: Sequence[Layer], group: Group) -> list[Layer]:
@@ -142,7 +147,7 @@ def ridge_inverse_map(layers: Sequence[Layer], group: Group) -> list[Layer]:
         ridge = group["damping"] * trace_mean(S) + 1e-8
         return torch.linalg.inv(S + ridge * identity_like(S))
 
-    return _each_factor(layers, "right", "map", lambda S: guarded(inverse, S))
+    return _done(_each_factor(layers, "right", "map", lambda S: guarded(inverse, S)))
 
 
 def eigen_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
@@ -154,7 +159,7 @@ def eigen_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
             values, vectors = decompose(torch.linalg.eigh, S)
             return torch.cat([values.unsqueeze(-2), vectors], dim=-2)
 
-        failed += _each_factor(layers, side, "eigen", lambda S: guarded(packed, S))
+        failed += _done(_each_factor(layers, side, "eigen", lambda S: guarded(packed, S)))
         for layer in layers:
             eigen = layer.state.pop(f"{side}_eigen", None)
             if eigen is not None:
@@ -179,21 +184,47 @@ def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
     return failed
 
 
+@dataclass(frozen=True)
+class _Job:
+    """Make state[name] of factors of one shape, each for all the layers that share it."""
+
+    name: str
+    factors: Sequence[Tensor]
+    layers: Sequence[Sequence[Layer]]
+    function: Callable[[Tensor], list[Tensor | None]]
+
+    def __call__(self) -> list[Tensor | None]:
+        return self.function(torch.stack(list(self.factors)))
+
+
 def _each_factor(
     layers: Sequence[Layer],
     side: str,
     name: str,
     function: Callable[[Tensor], list[Tensor | None]],
-) -> list[Layer]:
-    """Make `{side}_{name}` of every factor renewed in this step, once for layers that share it."""
+) -> list[_Job]:
+    """How to make `{side}_{name}` of every factor, once for layers that share it."""
     known = [layer for layer in layers if f"{side}_factor" in layer.state]
     shared = alike(known, lambda layer: id(layer.state[f"{side}_factor"]))
+    return [
+        _Job(
+            f"{side}_{name}",
+            [same[0].state[f"{side}_factor"] for same in batch],
+            batch,
+            function,
+        )
+        for batch in alike(shared, lambda same: _key(same[0].state[f"{side}_factor"]))
+    ]
+
+
+def _done(jobs: Sequence[_Job]) -> list[Layer]:
+    """Do them, the largest matrices first, and return the layers that could not be served."""
+    jobs = sorted(jobs, key=lambda job: -job.factors[0].shape[-1])
     failed: list[Layer] = []
-    for batch in alike(shared, lambda same: _key(same[0].state[f"{side}_factor"])):
-        factors = torch.stack([same[0].state[f"{side}_factor"] for same in batch])
-        for same, result in zip(batch, function(factors), strict=True):
+    for job, results in zip(jobs, concurrently(jobs), strict=True):
+        for same, result in zip(job.layers, results, strict=True):
             for layer in same:
-                failed += keep(layer, f"{side}_{name}", result)
+                failed += keep(layer, job.name, result)
     return failed
 
 
