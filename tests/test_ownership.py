@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gomuon.ownership import Unit, assign, imbalance, loads
+from gomuon.ownership import Unit, assign, imbalance, loads, owners_of, siblings
 from gomuon.traffic import (
     Mesh,
     replicated_bytes,
@@ -90,22 +90,30 @@ def test_shards_are_torchs_chunks(rows: int, shards: int) -> None:
 
 # One 5×3 weight with its factors of side 3 and 5, and one 4×2 weight without.
 UNITS = [Unit(("a",), ((5, 3),), (9, 25)), Unit(("b",), ((4, 2),))]
-COUNTS = 2 * 3 * 8  # three float64 beside each of the two moments
+COUNTS = 2 * 2 * 8  # two float64 beside each of the two moments
+FACTOR = 8  # a float64 with every tensor of a step
 
 
-def test_with_replicas_only_owners_send_whole_weights() -> None:
+def test_status_is_a_few_numbers_and_coupled_layers_need_two_messages_more() -> None:
+    assert status_bytes(3) == 5 * 8 * 2
+    assert status_bytes(3, groups=2) == 6 * 8 * 2
+    assert status_bytes(2, coupled=True) == 6 * 8 + 8
+    assert status_bytes(1, coupled=True) == 0
+
+
+def test_with_replicas_only_owners_send_whole_steps() -> None:
     mesh, status = Mesh(replicas=3), status_bytes(3)
-    assert status == 4 * 8 * 2
+    steps = [2 * (15 * 4 + FACTOR), 2 * (8 * 4 + FACTOR)]
     assert step_bytes(UNITS, [1, 2], mesh, refresh=False) == [
         status,
-        status + 2 * 15 * 4,
-        status + 2 * 8 * 4,
+        status + steps[0],
+        status + steps[1],
     ]
     moments = 34 * 4 + COUNTS
     assert step_bytes(UNITS, [1, 2], mesh, refresh=True) == [
         status + moments,
-        status + 2 * 15 * 4,
-        status + 2 * 8 * 4 + moments,
+        status + steps[0],
+        status + steps[1] + moments,
     ]
 
 
@@ -113,13 +121,13 @@ def test_with_shards_only_rows_travel() -> None:
     # 5 rows on two shards are 3 and 2; 4 rows are 2 and 2.
     mesh, status = Mesh(shards=2), status_bytes(2)
     assert step_bytes(UNITS, [0, 1], mesh, refresh=False) == [
-        status + 2 * 3 * 4 + 2 * 2 * 4,  # a's new rows to shard 1, b's gradient rows to shard 1
-        status + 2 * 3 * 4 + 2 * 2 * 4,  # a's gradient rows to shard 0, b's new rows to shard 0
+        status + 2 * 3 * 4 + FACTOR + 2 * 2 * 4,  # a's step to shard 1, b's gradient to shard 1
+        status + 2 * 3 * 4 + 2 * 2 * 4 + FACTOR,  # a's gradient to shard 0, b's step to shard 0
     ]
-    wide = step_bytes(UNITS, [0, 1], mesh, refresh=True, weight_size=2, gradient_size=4)
-    assert wide == [
-        status + 2 * 3 * 2 + 2 * 2 * 4,
-        status + 2 * 3 * 4 + 2 * 2 * 2 + 34 * 4 + COUNTS,
+    mixed = step_bytes(UNITS, [0, 1], mesh, refresh=True, gradient_size=2, working_size=4)
+    assert mixed == [
+        status + 2 * 3 * 4 + FACTOR + 2 * 2 * 2,
+        status + 2 * 3 * 2 + 2 * 2 * 4 + FACTOR + 34 * 4 + COUNTS,
     ]
 
 
@@ -129,7 +137,7 @@ def test_a_hybrid_collects_within_a_replica_and_delivers_to_all() -> None:
     assert step_bytes(UNITS[:1], [2], mesh, refresh=False) == [
         status,
         status,
-        status + (3 + 2 + 2) * 3 * 4,
+        status + (3 + 2 + 2) * 3 * 4 + 3 * FACTOR,
         status + 2 * 3 * 4,
     ]
 
@@ -140,16 +148,25 @@ def test_one_rank_sends_nothing() -> None:
     assert wrapper_bytes(100, Mesh(), weight_size=4, gradient_size=4) == 0
 
 
-def test_replicated_work_reduces_moments_and_gathers_shards() -> None:
-    moments = 34 * 4 + COUNTS
-    assert (
-        replicated_bytes(UNITS, Mesh(replicas=2), refresh=True) == [status_bytes(2) + moments] * 2
-    )
-    assert replicated_bytes(UNITS, Mesh(replicas=2), refresh=False) == [status_bytes(2)] * 2
-    assert replicated_bytes(UNITS, Mesh(shards=2), refresh=False) == [
-        status_bytes(2) + (3 * 3 + 2 * 2) * 4,
-        status_bytes(2) + (2 * 3 + 2 * 2) * 4,
-    ]
+def test_replicated_work_reduces_moments_and_needs_whole_models() -> None:
+    moments = 34 * 4 + COUNTS + 2 * 2 * 8  # and for either layer whose inputs it reads, twice
+    assert replicated_bytes(UNITS, Mesh(replicas=2), refresh=True) == [moments] * 2
+    assert replicated_bytes(UNITS, Mesh(replicas=2), refresh=False) == [0] * 2
+    with pytest.raises(ValueError, match="2 shards"):
+        replicated_bytes(UNITS, Mesh(shards=2), refresh=False)
+
+
+def test_units_are_told_by_name_and_shape() -> None:
+    names = ["blocks.0.attn.q.weight", "blocks.0.attn.k.weight", "blocks.0.mlp.up.weight",
+             "blocks.0.mlp.down.weight", "layers.0.weight", "layers.1.weight", "top.weight",
+             "other.weight"]  # fmt: skip
+    units = siblings(names, [8, 8, 8, 24, 8, 8, 8, 8])
+    assert units == [[0, 1], [2], [3], [4], [5], [6], [7]]
+    shapes = [(1, 8, n) for n in (8, 8, 8, 24, 8, 8, 8, 8)]
+    owners = owners_of(names, shapes, 4, 3, together=True)
+    assert owners[0] == owners[1]
+    assert set(owners) == {0, 1, 2}
+    assert len(set(owners_of(names, shapes, 4, 8, together=False))) == 8
 
 
 def test_what_the_wrappers_send() -> None:
@@ -167,7 +184,7 @@ def test_what_the_wrappers_send() -> None:
 def test_what_is_sent_is_what_must_arrive(
     shapes: list[tuple[int, int]], replicas: int, shards: int
 ) -> None:
-    """Summed over ranks: each replica's missing weights, the gradients an owner lacks."""
+    """Summed over ranks: each replica's missing steps, the gradients an owner lacks."""
     mesh = Mesh(replicas, shards)
     units = [Unit((str(i),), (shape,)) for i, shape in enumerate(shapes)]
     owners = assign([1.0] * len(units), mesh.ranks)
@@ -175,6 +192,6 @@ def test_what_is_sent_is_what_must_arrive(
     expected = mesh.ranks * status_bytes(mesh.ranks)
     for (rows, width), owner in zip(shapes, owners, strict=True):
         own = shard_rows(rows, shards)[owner % shards]
-        expected += 4 * width * (replicas * rows - own)
+        expected += 4 * width * (replicas * rows - own) + FACTOR * (mesh.ranks - 1)
         expected += 4 * width * (rows - own) * (shards > 1)
     assert sent == expected

@@ -78,6 +78,28 @@ def assign(costs: Sequence[float], ranks: int) -> list[int]:
     return owners
 
 
+def owners_of(
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, int, int]],
+    refresh_every: int | None,
+    ranks: int,
+    *,
+    together: bool,
+) -> list[int]:
+    """An owner for every matrix of a group, given by name and (blocks, rows, columns).
+
+    `together` keeps siblings together, for methods whose layers share something.
+    """
+    alone = [[index] for index in range(len(names))]
+    units = siblings(names, [n for _, _, n in shapes]) if together else alone
+    costs = [sum(matrix_cost(*shapes[i], refresh_every) for i in unit) for unit in units]
+    owners = [0] * len(names)
+    for unit, owner in zip(units, assign(costs, ranks), strict=True):
+        for index in unit:
+            owners[index] = owner
+    return owners
+
+
 def loads(costs: Sequence[float], owners: Sequence[int], ranks: int) -> list[float]:
     """What every rank carries."""
     totals = [0.0] * ranks

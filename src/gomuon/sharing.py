@@ -15,7 +15,7 @@ from gomuon.exchange import Exchange, Matrix
 from gomuon.groups import is_matrix, named
 from gomuon.holdings import is_sharded, local, local_gradient
 from gomuon.layers import Layer, LayerSpec
-from gomuon.ownership import assign, matrix_cost, siblings
+from gomuon.ownership import owners_of
 from gomuon.parallel import over_ranks
 from gomuon.ranks import Ranks, Swap, checksum, is_distributed
 from gomuon.watching import WatchingOptimizer
@@ -150,6 +150,7 @@ class SharingOptimizer(WatchingOptimizer):
     def _choose_owners(self, ranks: int) -> dict[Tensor, int]:
         """An owner for every matrix, from names and shapes alone; group by group."""
         owners: dict[Tensor, int] = {}
+        geometry = self.recipe.geometry
         joined = {spec.bias for spec in self._specs.values()}
         for index, group in enumerate(self.param_groups):
             matrices = [
@@ -157,14 +158,14 @@ class SharingOptimizer(WatchingOptimizer):
                 for name, parameter in named(group, index)
                 if is_matrix(group, parameter) and parameter.numel() and parameter not in joined
             ]
-            units = siblings([m.name for m in matrices], [m.shape[1] for m in matrices])
-            interval = group.get("refresh_every")
-            costs = [
-                sum(matrix_cost(matrices[i].blocks, *matrices[i].shape, interval) for i in unit)
-                for unit in units
-            ]
-            for unit, owner in zip(units, assign(costs, ranks), strict=True):
-                owners.update({matrices[i].parameter: owner for i in unit})
+            chosen = owners_of(
+                [matrix.name for matrix in matrices],
+                [(matrix.blocks, *matrix.shape) for matrix in matrices],
+                group.get("refresh_every"),
+                ranks,
+                together=geometry.reads_weights or any(geometry.captured_sides(group)),
+            )
+            owners.update(zip([m.parameter for m in matrices], chosen, strict=True))
         return owners
 
     def owners(self) -> dict[str, int]:

@@ -2,11 +2,12 @@
 
     gradients   every rank of the owner's replica → the owner      its rows, if sharded
     moments     every rank → the owner                             on refresh steps only
-    weights     the owner → every rank                             the rows that rank holds
+    steps       the owner → every rank                             the rows that rank holds
     status      every rank → every rank                            a few numbers, so that all agree
 
 What a rank keeps for itself is not sent. AdamW's parameters are updated where they lie. The
-gradients' and parameters' own travel in DDP or FSDP2 is the wrapper's: see `wrapper_bytes`.
+gradients' and parameters' own travel in DDP or FSDP2 is the wrapper's: see `wrapper_bytes`. The
+tests hold these figures to what goes through a process group.
 """
 
 from collections.abc import Sequence
@@ -14,9 +15,10 @@ from dataclasses import dataclass
 
 from gomuon.ownership import Unit
 
-STATUS_NUMBERS = 4  # float64, from each rank to each other, every step
-COUNTS = 3  # float64 beside each moment: rows, uses, times
 WIDE = 8  # bytes of a float64
+STATUS_NUMBERS = 4  # float64, from each rank to each other, before a step
+COUNTS = 2  # float64 beside each moment: rows and uses
+FACTOR = WIDE  # of the old weights, beside each tensor of a step
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,19 @@ def held_elements(tensors: Sequence[tuple[int, int]], shards: int) -> list[int]:
     return held
 
 
-def status_bytes(ranks: int) -> int:
-    """What a rank sends in the small message of every step."""
-    return STATUS_NUMBERS * WIDE * (ranks - 1)
+def reduced_bytes(size: float, ranks: int) -> int:
+    """What a rank of a ring sends to sum so many bytes over all ranks."""
+    return round(2 * (ranks - 1) / ranks * size)
+
+
+def status_bytes(ranks: int, groups: int = 1, coupled: bool = False) -> int:
+    """What a rank sends in the small messages of a step.
+
+    One before it, one after the work of each group with matrices, and, where trust couples the
+    layers of a group, one more and a sum.
+    """
+    numbers = STATUS_NUMBERS + groups * (2 if coupled else 1)
+    return numbers * WIDE * (ranks - 1) + groups * coupled * reduced_bytes(WIDE, ranks)
 
 
 def moment_message(unit: Unit, moment_size: int) -> int:
@@ -71,22 +83,22 @@ def step_bytes(
     mesh: Mesh,
     *,
     refresh: bool,
-    weight_size: int = 4,
     gradient_size: int = 4,
-    moment_size: int = 4,
+    working_size: int = 4,
+    coupled: bool = False,
 ) -> list[int]:
     """Bytes each rank sends in one step.
 
     Args:
-        units: what is owned.
+        units: what is owned, all of one group.
         owners: the rank of each unit.
         mesh: the ranks.
         refresh: whether captured moments travel in this step.
-        weight_size: bytes of a weight.
         gradient_size: bytes of an element of a gradient.
-        moment_size: bytes of an element of a moment.
+        working_size: bytes of an element of a moment or a step: float32, or float64 for float64.
+        coupled: whether trust sums over the group, as K-FAC's does.
     """
-    sent = [status_bytes(mesh.ranks)] * mesh.ranks
+    sent = [status_bytes(mesh.ranks, coupled=coupled)] * mesh.ranks
     for unit, owner in zip(units, owners, strict=True):
         held = held_elements(unit.tensors, mesh.shards)
         replica = owner // mesh.shards
@@ -94,38 +106,27 @@ def step_bytes(
             if rank == owner:
                 continue
             rows = held[rank % mesh.shards]
-            sent[owner] += rows * weight_size
+            sent[owner] += rows * working_size + len(unit.tensors) * FACTOR
             # With one shard the owner's gradient is whole already.
             if mesh.shards > 1 and rank // mesh.shards == replica:
                 sent[rank] += rows * gradient_size
             if refresh:
-                sent[rank] += moment_message(unit, moment_size)
+                sent[rank] += moment_message(unit, working_size)
     return sent
 
 
 def replicated_bytes(
-    units: Sequence[Unit],
-    mesh: Mesh,
-    *,
-    refresh: bool,
-    gradient_size: int = 4,
-    moment_size: int = 4,
+    units: Sequence[Unit], mesh: Mesh, *, refresh: bool, moment_size: int = 4
 ) -> list[int]:
-    """Bytes each rank sends where every rank does all the work.
+    """Bytes each rank sends where every rank does all the work, which only whole models allow.
 
-    Moments are all-reduced, 2(R−1)/R of them leaving each rank of a ring; shards of gradients are
-    gathered on every rank of their replica.
+    Moments are all-reduced, and two lists that tell whether all ranks share inputs alike.
     """
-    ranks, sent = mesh.ranks, []
-    moments = sum(moment_message(unit, moment_size) for unit in units) if refresh else 0
-    gradients = [0] * mesh.shards
-    for unit in units:
-        for shard, held in enumerate(held_elements(unit.tensors, mesh.shards)):
-            gradients[shard] += held * gradient_size * (mesh.shards - 1)
-    for rank in range(ranks):
-        reduced = round(2 * (ranks - 1) / ranks * moments)
-        sent.append(status_bytes(ranks) + reduced + gradients[rank % mesh.shards])
-    return sent
+    if mesh.shards > 1:
+        raise ValueError(f"work cannot be replicated on {mesh.shards} shards of a model")
+    layers = sum(len(unit.names) for unit in units)
+    moments = sum(moment_message(unit, moment_size) for unit in units) + 2 * WIDE * layers
+    return [reduced_bytes(moments, mesh.ranks) if refresh else 0] * mesh.ranks
 
 
 def wrapper_bytes(parameters: int, mesh: Mesh, *, weight_size: int, gradient_size: int) -> int:

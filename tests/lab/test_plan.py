@@ -104,7 +104,7 @@ def test_replicated_work_is_every_ranks(capsys: pytest.CaptureFixture[str]) -> N
         for key in ("state", "reuse", "refresh", "amortised"):
             assert many[key] == one[key]
         assert many["owned"] == []
-    assert together["methods"][1]["sent_reuse"]["largest"] == 3 * 4 * 8  # Muon: status alone
+    assert together["methods"][1]["sent_reuse"]["largest"] == 0  # Muon
 
 
 def test_only_the_moments_depend_on_the_tokens_and_k_spreads_them(
@@ -164,6 +164,7 @@ def test_the_tables_stay_on_the_screen(
         ("character --model a:b", "name one model"),
         ("character --ranks 0", "--ranks must be at least 1, not 0"),
         ("character --ranks 6 --shards 4", "--shards 4 must divide the 6 ranks"),
+        ("character --ranks 4 --shards 2 --replicate", "--replicate needs whole models"),
         ("character --tokens -1", "--tokens must be at least 1, not -1"),
         ("character --dtype float31", "unknown dtype 'float31'; did you mean 'float32'?"),
         ("character --polar sdv", "unknown polar method 'sdv'; did you mean 'svd'?"),

@@ -75,6 +75,10 @@ def plan(
             raise LabError(f"--{flag} must be at least 1, not {value}")
     if ranks % shards:
         raise LabError(f"--shards {shards} must divide the {ranks} ranks: a copy has that many")
+    if replicate and shards > 1:
+        raise LabError(
+            f"--replicate needs whole models on every rank, not --shards {shards}: FSDP2 shares out"
+        )
     methods = [method for method in get_args(PolarMethod) if method != "auto"]
     if polar not in methods:
         raise unknown_name("polar method", polar, methods)

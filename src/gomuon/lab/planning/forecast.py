@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ from gomuon.lab import optimizers
 from gomuon.lab.errors import LabError
 from gomuon.lab.planning.subject import DTYPES, Subject
 from gomuon.operations import flops
-from gomuon.ownership import Unit, assign, imbalance, loads
+from gomuon.ownership import Unit, imbalance, loads, owners_of
 from gomuon.traffic import Mesh, held_elements, replicated_bytes, step_bytes
 
 
@@ -97,14 +97,24 @@ def forecast(name: str, subject: Subject, ranks: Ranks, changes: dict[str, Any])
     settings = {**entry.recipe.defaults, **entry.options}
     settings.update({key: value for key, value in changes.items() if key in settings})
     found = _inventory(entry, subject, settings)
-    units = units_of(found.layers, method)
+    shapes = [(layer.blocks, layer.m, layer.n) for layer in found.layers]
+    names = [layer.name for layer in found.layers]
+    chosen = owners_of(
+        names,
+        shapes,
+        settings.get("refresh_every"),
+        ranks.mesh.ranks,
+        together=METHODS[method].captures,
+    )
+    readers = units_of(found.layers, method)
+    units, owners = _apart(readers, dict(zip(names, chosen, strict=True)))
     clock = settings.get("refresh_every", 1)
     statistics_clock = settings.get("statistics_every", clock)
 
     always = [float(flops(step_work(unit, method, settings))) for unit in units]
     grams = [float(flops(statistics_work(unit, method, settings))) for unit in units]
     maps = [float(flops(map_work(unit, method, settings))) for unit in units]
-    moments = sum(flops(moment_work(unit, method, settings, subject.passes)) for unit in units)
+    moments = sum(flops(moment_work(unit, method, settings, subject.passes)) for unit in readers)
     amortised = [
         step + gram / statistics_clock + renewed / clock
         for step, gram, renewed in zip(always, grams, maps, strict=True)
@@ -112,7 +122,6 @@ def forecast(name: str, subject: Subject, ranks: Ranks, changes: dict[str, Any])
     owned = [
         _unit(unit, method, settings, cost) for unit, cost in zip(units, amortised, strict=True)
     ]
-    owners = assign(amortised, ranks.mesh.ranks)
 
     def over_ranks(costs: Sequence[float]) -> list[float]:
         if ranks.replicate:
@@ -126,13 +135,18 @@ def forecast(name: str, subject: Subject, ranks: Ranks, changes: dict[str, Any])
     renews = METHODS[method].map_of is not None
     reuses = clock > 1 or not renews
 
+    narrow, wide = _sizes(subject.model)
+
     def sent(refresh: bool) -> Spread:
-        sizes = _sizes(subject.model)
         moves = METHODS[method].captures and refresh
         if ranks.replicate:
-            gradient = {key: sizes[key] for key in ("gradient_size", "moment_size")}
-            return Spread.of(replicated_bytes(owned, ranks.mesh, refresh=moves, **gradient))
-        return Spread.of(step_bytes(owned, owners, ranks.mesh, refresh=moves, **sizes))
+            reduced = replicated_bytes(owned, ranks.mesh, refresh=moves, moment_size=wide)
+            return Spread.of(reduced)
+        sizes = {"gradient_size": narrow, "working_size": wide}
+        coupled = settings.get("kl_clip") is not None
+        return Spread.of(
+            step_bytes(owned, owners, ranks.mesh, refresh=moves, coupled=coupled, **sizes)
+        )
 
     state = _state(units, owners, method, settings, found, subject, ranks)
     carried = over_ranks(amortised)
@@ -140,7 +154,7 @@ def forecast(name: str, subject: Subject, ranks: Ranks, changes: dict[str, Any])
         method=name,
         refresh_every=clock if renews else None,
         state=Spread.of(state),
-        moments=sum(sum(unit.moments) for unit in owned) * _sizes(subject.model)["moment_size"],
+        moments=wide * sum(_elements(unit, method, settings) for unit in readers),
         reuse=Spread.of([x + moments * going_on for x in over_ranks(steady)]) if reuses else None,
         refresh=Spread.of([x + moments for x in over_ranks(renewing)]) if renews else None,
         amortised=Spread.of([x + moments / statistics_clock for x in carried]),
@@ -154,7 +168,7 @@ def forecast(name: str, subject: Subject, ranks: Ranks, changes: dict[str, Any])
 def _elementwise(name: str, subject: Subject, ranks: Ranks) -> Forecast:
     """AdamW for the whole model: state, and nothing this plan counts besides."""
     every = [_as_rows(parameter) for parameter in subject.model.parameters()]
-    size, nothing = _sizes(subject.model)["moment_size"], Spread(0.0, 0.0)
+    (_, size), nothing = _sizes(subject.model), Spread(0.0, 0.0)
     state = [float(x) for x in _adamw(every, size, ranks.mesh)]
     return Forecast(name, None, Spread.of(state), 0, nothing, None, nothing, nothing, None, 1.0, ())
 
@@ -165,6 +179,22 @@ def _inventory(entry: optimizers.Entry, subject: Subject, settings: dict[str, An
         return inventory(subject.model, entry.recipe, settings, subject.readings, specs=specs)
     except ValueError as error:
         raise LabError(f"{subject.name!r} cannot be planned for: {error}") from error
+
+
+def _apart(
+    readers: Sequence[Sequence[MatrixLayer]], owners: Mapping[str, int]
+) -> tuple[list[list[MatrixLayer]], list[int]]:
+    """Layers that read one input, and have one owner."""
+    units: dict[tuple[int, int], list[MatrixLayer]] = {}
+    for index, unit in enumerate(readers):
+        for layer in unit:
+            units.setdefault((index, owners[layer.name]), []).append(layer)
+    return list(units.values()), [owner for _, owner in units]
+
+
+def _elements(unit: Sequence[MatrixLayer], method: str, settings: dict[str, Any]) -> int:
+    """Of the sums captured of layers that read one input."""
+    return sum(count * d * d for count, d, _ in moments_of(unit, method, settings))
 
 
 def _unit(
@@ -188,7 +218,7 @@ def _state(
     ranks: Ranks,
 ) -> list[float]:
     """Bytes on every rank: matrices with their owners, AdamW's moments where the rows lie."""
-    size = _sizes(subject.model)["moment_size"]
+    _, size = _sizes(subject.model)
     kept = [float(size * unit_elements(unit, method, settings)) for unit in units]
     whole = [sum(kept)] * ranks.mesh.ranks
     held = whole if ranks.replicate else loads(kept, owners, ranks.mesh.ranks)
@@ -201,15 +231,10 @@ def _adamw(parameters: Sequence[tuple[int, int]], size: int, mesh: Mesh) -> list
     return each * mesh.replicas
 
 
-def _sizes(model: nn.Module) -> dict[str, int]:
-    """Bytes of an element: of a weight, its gradient, and what is float32 or wider."""
+def _sizes(model: nn.Module) -> tuple[int, int]:
+    """Bytes of an element: of a weight or its gradient, and of what is float32 or wider."""
     dtype = next(model.parameters()).dtype
-    wide = 8 if dtype == DTYPES["float64"] else 4
-    return {
-        "weight_size": dtype.itemsize,
-        "gradient_size": dtype.itemsize,
-        "moment_size": wide,
-    }
+    return dtype.itemsize, 8 if dtype == DTYPES["float64"] else 4
 
 
 def _as_rows(parameter: nn.Parameter) -> tuple[int, int]:

@@ -91,7 +91,7 @@ def notes(outlook: Outlook) -> list[str]:
             "besides."
         )
     if outlook.replicate:
-        lines.append("Every rank does all the work; sums and shards of gradients are exchanged.")
+        lines.append("Every rank does all the work; only captured sums are exchanged.")
     if not outlook.shares:
         lines.append(
             "No forward pass was made: no two layers share an input here, and the model's FLOPs "
