@@ -29,6 +29,11 @@ def is_sharded(parameter: Tensor) -> bool:
     return DTensor is not None and isinstance(parameter, DTensor)
 
 
+def is_fully_sharded(module: object) -> bool:
+    """Whether fully_shard was called on a module; told by name, for importing FSDP is slow."""
+    return any(base.__name__ == "FSDPModule" for base in type(module).__mro__)
+
+
 def local(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor; its own memory, not a copy."""
     if DTensor is not None and isinstance(tensor, DTensor):

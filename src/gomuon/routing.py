@@ -9,7 +9,7 @@ from typing import Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from gomuon.holdings import is_sharded, refusal
+from gomuon.holdings import is_fully_sharded, is_sharded, refusal
 from gomuon.readers import ConvReader, Sampling, reader_for
 
 Choice = TypeVar("Choice")
@@ -68,6 +68,11 @@ def route(model: nn.Module, routes: Routes = None) -> RoutingTable:
             "use fully_shard (FSDP2) from torch.distributed.fsdp, or DistributedDataParallel"
         )
     owners = _owners(model)
+    if any(map(is_sharded, owners)) and not any(map(is_fully_sharded, model.modules())):
+        raise ValueError(
+            f"parameters of {type(model).__name__} are sharded, but not by fully_shard: tensor "
+            "parallelism is not supported"
+        )
     if not owners:
         raise ValueError(f"{type(model).__name__} has no parameters: there is nothing to optimize")
     override = _override(routes, [homes[0][0] for homes in owners.values()])
