@@ -44,12 +44,12 @@ def main() -> None:
 
     torch.manual_seed(0)  # the same model on every rank
     model = CharacterModel(SYMBOLS, width=64, layers=2, heads=2, hidden=160).to(device)
-    model = DistributedDataParallel(model, device_ids=[local] if on_gpu else None)
-    optimizer = GoMuon(model, lr=0.02)
+    wrapped = DistributedDataParallel(model, device_ids=[local] if on_gpu else None)
+    optimizer = GoMuon(wrapped, lr=0.02)
 
     for step in range(options.steps):
         window = batch(step, rank, device)
-        loss = F.cross_entropy(model(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
+        loss = F.cross_entropy(wrapped(window[:, :-1]).flatten(0, 1), window[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -57,8 +57,8 @@ def main() -> None:
             print(f"step {step:3d}  loss {loss.item():.3f}", flush=True)
 
     state = {
-        "model": get_model_state_dict(model),
-        "optimizer": get_optimizer_state_dict(model, optimizer),
+        "model": get_model_state_dict(wrapped),
+        "optimizer": get_optimizer_state_dict(wrapped, optimizer),
     }
     dcp.save(state, checkpoint_id=options.out)
     if rank == 0:

@@ -66,6 +66,9 @@ class GoMuon(MatrixOptimizer):
         loss_reduction: "mean" if the loss averages over examples, "sum" if it adds them up.
         nonfinite: at a gradient with NaN or infinity "raise", "skip" the step, or "allow" it: then
             nobody looks, and an accelerator is never waited for.
+        work: on several ranks "shared", each matrix having one owner; "replicated", every rank
+            doing everything, for whole models; or "alone", nothing sent at all.
+        process_group: the ranks; by default DDP's, or all of them.
 
     Raises:
         ValueError: a value is out of range, or the model has nothing to optimize.
