@@ -293,6 +293,7 @@ COMMON: dict[str, list[Any]] = {
     "loss_reduction": ["none"],
     "nonfinite": ["ignore"],
     "work": ["divided"],
+    "process_group": ["world"],
     "adamw": [3e-3],
 }
 BAD: dict[str, list[Any]] = {

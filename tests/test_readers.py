@@ -181,7 +181,7 @@ def test_sampling_labels_on_a_reuse_step_does_nothing() -> None:
         logits.square().mean().backward()
         optimizer.step()
         assert optimizer.param_groups[0]["step"] == step + 1
-    assert optimizer._captures[0].collect()[layer.weight].gradients is None
+    assert not optimizer._captures[0].collect()
 
 
 @pytest.mark.parametrize("flat", [False, True])

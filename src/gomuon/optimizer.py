@@ -28,7 +28,7 @@ from gomuon.groups import (
     with_groups,
 )
 from gomuon.layers import PLAIN, Layer, LayerSpec, follow
-from gomuon.ranks import group_of
+from gomuon.ranks import check_group, group_of
 from gomuon.recipes import Recipe
 from gomuon.routing import (
     Routes,
@@ -92,6 +92,7 @@ class MatrixOptimizer(SharingOptimizer):
         check_settings(defaults, self.recipe.checks)
         defaults["adamw"] = {**ADAMW_DEFAULTS, **defaults["adamw"]}
         self._begin(specs)
+        check_group(process_group)
         self._process_group = process_group
         if isinstance(params, nn.Module):
             if process_group is None:

@@ -125,6 +125,15 @@ def group_of(model: nn.Module) -> dist.ProcessGroup | None:
     return group
 
 
+def check_group(group: object) -> None:
+    """Raise a ValueError for what is no process group."""
+    if group is not None and not isinstance(group, dist.ProcessGroup):
+        raise ValueError(
+            "process_group must be a group of torch.distributed, or None for the default one, got "
+            f"{group!r}"
+        )
+
+
 def is_distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
