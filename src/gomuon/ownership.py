@@ -41,17 +41,25 @@ def siblings(names: Sequence[str], inputs: Sequence[int]) -> list[list[int]]:
     return list(units.values())
 
 
-def matrix_cost(blocks: int, m: int, n: int, refresh_every: int | None) -> float:
+def matrix_cost(
+    blocks: int,
+    m: int,
+    n: int,
+    refresh_every: int | None,
+    sides: tuple[bool, bool] = (True, True),
+) -> float:
     """What a matrix weighs when owners are chosen: its polar factor, and its roots every K steps.
 
-    Roughly its FLOPs; only the proportions matter.
+    Roughly its FLOPs; only the proportions matter. `sides` says which of (left, right) have maps.
     """
     small, large = min(m, n), max(m, n)
-    step = 4 * large * small**2 + 12 * small**3
+    # The rounds of "polar-express"; an SVD has fewer operations, but slower ones.
+    step = 16 * (4 * large * small**2 + 2 * small**3)
     if refresh_every is None:
         return float(blocks * step)
-    products = 4 * m * n * (m + n)
-    return blocks * (step + products + 11 * (m**3 + n**3) / refresh_every)
+    mapped = [side for side, has_map in zip((m, n), sides, strict=True) if has_map]
+    products = 4 * m * n * sum(mapped)
+    return blocks * (step + products + 11 * sum(side**3 for side in mapped) / refresh_every)
 
 
 def assign(costs: Sequence[float], ranks: int) -> list[int]:
@@ -85,14 +93,16 @@ def owners_of(
     ranks: int,
     *,
     together: bool,
+    sides: tuple[bool, bool] = (True, True),
 ) -> list[int]:
     """An owner for every matrix of a group, given by name and (blocks, rows, columns).
 
-    `together` keeps siblings together, for methods whose layers share something.
+    `together` keeps siblings together, for methods whose layers share something; `sides` says which
+    sides have maps.
     """
     alone = [[index] for index in range(len(names))]
     units = siblings(names, [n for _, _, n in shapes]) if together else alone
-    costs = [sum(matrix_cost(*shapes[i], refresh_every) for i in unit) for unit in units]
+    costs = [sum(matrix_cost(*shapes[i], refresh_every, sides) for i in unit) for unit in units]
     owners = [0] * len(names)
     for unit, owner in zip(units, assign(costs, ranks), strict=True):
         for index in unit:

@@ -34,6 +34,7 @@ class PersistentOptimizer(torch.optim.Optimizer):
     _captures: list[Capture]
     _rolls: dict[int, Roll]
     _spec_patterns: dict[str, LayerSpec]
+    _process_group: Any
     _incoming: Mapping[str, Any] | None
     _had_state: bool
 
@@ -131,6 +132,7 @@ class PersistentOptimizer(torch.optim.Optimizer):
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        new._process_group = self._process_group  # cannot be copied, nor need it be
         new._table = copy.deepcopy(self._table, memo)
         new._spec_patterns = copy.deepcopy(self._spec_patterns, memo)
         if self._model is not None:

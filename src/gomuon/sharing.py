@@ -30,7 +30,6 @@ class SharingOptimizer(WatchingOptimizer):
     does anything.
     """
 
-    _process_group: Any
     _found: tuple[Exchange | None] | None  # None: not looked for yet
     _compared: bool
     _owners: dict[Tensor, int]
@@ -148,28 +147,40 @@ class SharingOptimizer(WatchingOptimizer):
     # ---- owners ----------------------------------------------------------------------------------
 
     def _choose_owners(self, ranks: int) -> dict[Tensor, int]:
-        """An owner for every matrix, from names and shapes alone; group by group."""
+        """An owner for every matrix, group by group.
+
+        From names, shapes and the constructor's settings, which nothing changes: a group's own may
+        change when a checkpoint is loaded, and its state must not change hands.
+        """
         owners: dict[Tensor, int] = {}
-        geometry = self.recipe.geometry
+        geometry, settings = self.recipe.geometry, self.defaults
+        captured = geometry.captured_sides(settings)
         joined = {spec.bias for spec in self._specs.values()}
         for index, group in enumerate(self.param_groups):
             matrices = [
-                Layer(name, parameter, {}, self._spec_of(parameter, group))
+                Layer(name, parameter, {}, self._spec_of(parameter, settings))
                 for name, parameter in named(group, index)
                 if is_matrix(group, parameter) and parameter.numel() and parameter not in joined
             ]
             chosen = owners_of(
                 [matrix.name for matrix in matrices],
                 [(matrix.blocks, *matrix.shape) for matrix in matrices],
-                group.get("refresh_every"),
+                settings.get("refresh_every"),
                 ranks,
-                together=geometry.reads_weights or any(geometry.captured_sides(group)),
+                together=geometry.reads_weights or any(captured),
+                sides=captured if any(captured) else (True, True),
             )
             owners.update(zip([m.parameter for m in matrices], chosen, strict=True))
+        for weight, spec in self._specs.items():
+            if spec.bias is not None:  # a matrix of its own while its weight is frozen
+                owners[spec.bias] = owners.get(weight, 0)
         return owners
 
     def owners(self) -> dict[str, int]:
-        """The rank that holds each matrix's state and computes its steps; empty when alone."""
+        """The rank that keeps each matrix's state and makes its steps; empty when alone.
+
+        A bias that joins its weight has its weight's owner.
+        """
         exchange = self._exchange
         if exchange is None:
             return {}

@@ -167,6 +167,28 @@ def test_each_rank_holds_its_own_matrices_only_and_one_ranks_part_is_told_of(
         optimizer.load_state_dict(answers[0][0])
 
 
+def other_settings(place: Place, source: str) -> tuple[Weights, int]:
+    """The checkpoint's interval takes the constructor's place; no state changes hands."""
+    model = wrapped(biased_transformer(9, torch.float64), "fsdp")
+    optimizer = GoMuon(model, refresh_every=100)
+    before = optimizer.owners()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GeometryWarning)
+        load(model, optimizer, Path(source))
+    assert optimizer.owners() == before
+    train(model, optimizer, AFTER, place)
+    return weights(model), optimizer.param_groups[0]["refresh_every"]
+
+
+def test_an_optimizer_made_with_other_settings_takes_the_checkpoints(tmp_path: Path) -> None:
+    folder = str(tmp_path / "checkpoint")
+    launch(2, go_on, tmp_path, kind="ddp", method="GoMuon", source="", target=folder)
+    answers = launch(4, other_settings, tmp_path, source=folder)
+    for trained, interval in answers:
+        assert interval == 4
+        assert distance(trained, uninterrupted("GoMuon", range(12))) < 1e-9
+
+
 def ask_first(place: Place, kind: str) -> tuple[Weights, list[int]]:
     """Asked for its state before it has one, an optimizer is as new."""
     model = wrapped(transformer(layers=1), kind)

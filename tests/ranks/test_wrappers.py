@@ -13,7 +13,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from gomuon import GoMuon, Muon
+from gomuon import KFAC, GoMuon, Muon
 from gomuon.optimizer import MatrixOptimizer
 from tests.models import mlp, transformer
 from tests.ranks.launcher import Place, launch
@@ -157,6 +157,29 @@ def test_convolutions_and_tied_weights(size: int, tmp_path: Path) -> None:
             ranks = [answer[kind, name] for answer in answers]
             assert_alike(ranks)
             assert distance(ranks[0], regression(None, "alone", name)) < 1e-9, (kind, name)
+
+
+def half_frozen(place: Place | None, kind: str, frozen: str) -> Weights:
+    """K-FAC joins a bias to its weight; one of the two is frozen."""
+    model = mlp(6, 6, 6, 3)
+    model.get_parameter(frozen).requires_grad_(False)
+    outer = wrapped(model, kind)
+    optimizer = KFAC(outer)
+    for step in range(4):
+        generator = torch.Generator().manual_seed(step)
+        x = torch.randn(24, 6, generator=generator, dtype=torch.float64)
+        rows = slice(None) if place is None else place.share((12, 12))
+        optimizer.zero_grad()
+        (outer(x[rows]) - 1).square().mean().backward()
+        optimizer.step()
+    return weights(outer)
+
+
+@pytest.mark.parametrize("frozen", ["0.bias", "0.weight"])
+def test_half_of_a_joined_layer_frozen(frozen: str, tmp_path: Path) -> None:
+    answers = launch(2, half_frozen, tmp_path, kind="ddp", frozen=frozen)
+    assert_alike(answers)
+    assert distance(answers[0], half_frozen(None, "alone", frozen)) < 1e-9
 
 
 # ---- a group of its own, and work done alone -----------------------------------------------------

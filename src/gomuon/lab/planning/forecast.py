@@ -105,6 +105,9 @@ def forecast(name: str, subject: Subject, ranks: Ranks, changes: dict[str, Any])
         settings.get("refresh_every"),
         ranks.mesh.ranks,
         together=METHODS[method].captures,
+        sides=entry.recipe.geometry.captured_sides(settings)
+        if METHODS[method].captures
+        else (True, True),
     )
     readers = units_of(found.layers, method)
     units, owners = _apart(readers, dict(zip(names, chosen, strict=True)))
