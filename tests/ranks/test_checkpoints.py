@@ -9,9 +9,11 @@ import torch
 from torch import nn
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import state_dict as dsd
+from torch.distributed.tensor import DTensor
 
 from gomuon import KFAC, GoMuon
 from gomuon.errors import GeometryWarning
+from gomuon.exchange import OwnedLayer
 from gomuon.optimizer import MatrixOptimizer
 from tests.models import transformer
 from tests.ranks.launcher import Place, launch
@@ -146,22 +148,29 @@ def test_a_consolidated_state_is_a_single_processs(
     assert distance(answers[0], uninterrupted(method, range(12))) < 1e-9
 
 
-def part(place: Place, kind: str) -> tuple[Any, int, Any]:
+def part(place: Place, kind: str) -> tuple[Any, int, int]:
     """One rank's own state, and what it holds of matrices."""
     model, optimizer = made(kind, 0, "GoMuon")
     train(model, optimizer, BEFORE, place)
     owned = sum(owner == place.rank for owner in optimizer.owners().values())
     held = sum("momentum" in entries for entries in optimizer.state.values())
     assert held == owned
-    return optimizer.state_dict(), held, len(optimizer.owners())
+    for layer in (x for roll in optimizer._rolls.values() for s in roll.stacks for x in s.layers):
+        assert isinstance(layer, OwnedLayer)  # and nothing whole outlives the step
+        assert [*layer.whole_gradients, *layer.whole_weights, *layer.steps] == []
+    averages = [entries["exp_avg"] for entries in optimizer.state.values() if "exp_avg" in entries]
+    assert averages
+    assert all(isinstance(average, DTensor) == (kind == "fsdp") for average in averages)
+    return optimizer.state_dict() if kind == "ddp" else None, held, len(optimizer.owners())
 
 
 def test_each_rank_holds_its_own_matrices_only_and_one_ranks_part_is_told_of(
     tmp_path: Path,
 ) -> None:
-    answers = launch(2, part, tmp_path, kind="ddp")
-    assert sum(held for _, held, _ in answers) == answers[0][2]
-    assert all(held for _, held, _ in answers)
+    for kind in ("fsdp", "ddp"):
+        answers = launch(2, part, tmp_path, kind=kind)
+        assert sum(held for _, held, _ in answers) == answers[0][2]
+        assert all(held for _, held, _ in answers)
     _, optimizer = made("alone", 0, "GoMuon")
     with pytest.warns(GeometryWarning, match="one rank's part"):
         optimizer.load_state_dict(answers[0][0])
