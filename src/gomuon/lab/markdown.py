@@ -52,17 +52,18 @@ def _block(block: Block) -> str:
         case Picture():
             return f"*{escape(block.caption)}* (drawn in report.html). {escape(block.alt)}"
         case Table():
-            return _table(block)
+            return table_text(block, _line(block.caption))
 
 
-def _table(table: Table) -> str:
+def table_text(table: Table, caption: str) -> str:
+    """A caption and the table beneath it."""
     marks = ["---" if i < table.left else "---:" for i in range(len(table.columns))]
     lines = [_row([escape(column) for column in table.columns]), _row(marks)]
     for row in table.rows:
         cells = [cell(value) for value in row]
         texts = [f"**{escape(c.text)}**" if c.best else escape(c.text) for c in cells]
         lines.append(_row(texts + [""] * (len(table.columns) - len(texts))))
-    return f"{_line(table.caption)}\n\n" + "\n".join(lines)
+    return f"{caption}\n\n" + "\n".join(lines)
 
 
 def _row(cells: list[str]) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gomuon.lab.bench import tables, trials
-from gomuon.lab.document import Table, cell
-from gomuon.lab.markdown import escape
+from gomuon.lab.document import Table
+from gomuon.lab.markdown import escape, table_text
 
 QUICK = """\
 > **Quick run.** The models are smaller and the windows shorter than what the bars are about, so no
@@ -103,14 +103,4 @@ def _picture(link: str) -> str:
 
 
 def render(table: Table) -> str:
-    marks = ["---" if i < table.left else "---:" for i in range(len(table.columns))]
-    lines = [_line([escape(column) for column in table.columns]), _line(marks)]
-    for row in table.rows:
-        cells = [cell(value) for value in row]
-        texts = [f"**{escape(c.text)}**" if c.best else escape(c.text) for c in cells]
-        lines.append(_line(texts + [""] * (len(table.columns) - len(texts))))
-    return f"{escape(table.caption)}\n\n" + "\n".join(lines)
-
-
-def _line(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+    return table_text(table, escape(table.caption))
