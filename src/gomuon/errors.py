@@ -30,14 +30,17 @@ class Named(Protocol):
 
 @contextmanager
 def naming(layers: Sequence[Named]) -> Iterator[None]:
-    """Tell in the notes of an exception which layers were being worked on."""
+    """Tell in the notes of an exception which layers were being worked on, if nobody has."""
     try:
         yield
     except Exception as failure:
+        if getattr(failure, "__notes__", ()) or not layers:
+            raise
         shown = ", ".join(repr(layer.name) for layer in layers[:3])
         more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
-        m, n = layers[0].shape
-        failure.add_note(f"in the step of {shown}{more} ({m}×{n})")
+        shapes = {f"{m}×{n}" for m, n in (layer.shape for layer in layers)}
+        size = f" ({shapes.pop()})" if len(shapes) == 1 else ""
+        failure.add_note(f"in the step of {shown}{more}{size}")
         raise
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from gomuon.agreement import description, first_difference, first_reader
 from gomuon.capture import Statistics
 from gomuon.consolidation import COUNT, consolidated, settled
-from gomuon.errors import GeometryWarning, RankError
+from gomuon.errors import GeometryWarning, RankError, naming
 from gomuon.exchange import Exchange, Matrix
 from gomuon.groups import is_matrix, named
 from gomuon.holdings import is_sharded, local, local_gradient
@@ -245,7 +245,8 @@ class SharingOptimizer(WatchingOptimizer):
             return
         failure: Exception | None = None
         try:
-            yield
+            with naming([matrix.layer for matrix in matrices if matrix.layer is not None]):
+                yield
         except RankError:
             raise
         except Exception as raised:

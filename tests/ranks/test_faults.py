@@ -1,5 +1,6 @@
 """One rank that fails does not leave the others waiting, and all of them decide alike."""
 
+import dataclasses
 import os
 import time
 import warnings
@@ -16,7 +17,6 @@ from gomuon import GoMuon, exchange
 from gomuon.errors import GeometryWarning, NonFiniteGradientError, RankError
 from gomuon.holdings import local
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.recipes import Recipe
 from tests.models import tokens, transformer
 from tests.ranks.launcher import Place, launch
 from tests.ranks.test_checkpoints import load, made, states, uninterrupted
@@ -126,8 +126,8 @@ def test_a_factor_that_is_not_finite_on_one_rank_is_left_out_on_all(tmp_path: Pa
 # ---- a rank that raises --------------------------------------------------------------------------
 
 
-def failing_owner(place: Place) -> tuple[tuple[str, str], bool, float, int]:
-    model, optimizer = fresh()
+def failing_owner(place: Place, where: str) -> tuple[tuple[str, str], bool, float, int]:
+    model, optimizer = fresh(refresh_every=1)
     train(model, optimizer, range(2), place)
     owner = optimizer.owners()[MATRIX]
     before = weights(model)
@@ -140,23 +140,32 @@ def failing_owner(place: Place) -> tuple[tuple[str, str], bool, float, int]:
             raise MemoryError("there is none left")
         return recipe.direction(source, stack, group)
 
-    values = {field: getattr(recipe, field) for field in recipe.__dataclass_fields__}
-    broken = Recipe(**{**values, "direction": direction})
-    type(optimizer).recipe = broken
+    def before_it(geometry: Any, stacks: Any, group: Any) -> Any:
+        if any(layer.name == MATRIX for stack in stacks for layer in stack.layers):
+            raise MemoryError("there is none left")
+        return real(geometry, stacks, group)
+
+    kind: Any = type(recipe.geometry)
+    real = kind.before
+    if where == "geometry":
+        kind.before = before_it
+    else:
+        type(optimizer).recipe = dataclasses.replace(recipe, direction=direction)
     begin = time.monotonic()
     told = raised(optimizer.step)
     took = time.monotonic() - begin
-    type(optimizer).recipe = recipe
     return told, distance(weights(model), before) == 0, took, owner
 
 
-def test_an_owner_that_raises_is_named_with_its_layer(tmp_path: Path) -> None:
-    answers = launch(2, failing_owner, tmp_path)
+@pytest.mark.parametrize("where", ["direction", "geometry"])
+def test_an_owner_that_raises_is_named_with_its_layer(where: str, tmp_path: Path) -> None:
+    answers = launch(2, failing_owner, tmp_path, where=where)
     owner = answers[0][3]
     for rank, ((name, words), unchanged, took, _) in enumerate(answers):
         assert name == ("MemoryError" if rank == owner else "RankError")
         assert f"rank {owner}" in words
-        assert MATRIX in words
+        # Factors of all layers are decomposed together: the first few are named.
+        assert (MATRIX if where == "direction" else "in the step of 'trunk.blocks.0") in words
         assert "there is none left" in words
         assert unchanged
         assert took < 20
