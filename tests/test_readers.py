@@ -1,5 +1,6 @@
 """Convolutions and samplings become the rows K-FAC expects."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -213,3 +214,18 @@ def test_a_mask_with_reduce_is_refused() -> None:
         optimizer.statistics_mask(torch.ones(2, 5)),
     ):
         pass
+
+
+def test_a_layer_called_with_no_rows_was_not_seen() -> None:
+    layer = nn.Linear(3, 4, bias=False)
+    optimizer = GoMuon(layer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for rows in (6, 0, 6):
+            optimizer.param_groups[0]["step"] = 0  # a refresh every time
+            optimizer._gate()
+            optimizer.zero_grad()
+            layer(torch.randn(rows, 3)).square().sum().backward()
+            optimizer.step()
+    assert "failures" not in optimizer.state[layer.weight]
+    assert layer.weight.isfinite().all()

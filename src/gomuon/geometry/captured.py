@@ -79,7 +79,7 @@ class CapturedMoments(Geometry):
 
     def _observe(self, side: Side, layers: Sequence[Layer], group: Group) -> list[Layer]:
         """Factor ← average of factor and this step's moment; once for layers that share both."""
-        seen = [layer for layer in layers if _moment(layer, side) is not None]
+        seen = [layer for layer in layers if _has_rows(_moment(layer, side))]
         together = alike(
             seen, lambda l: (id(_moment(l, side)), id(l.state.get(f"{side}_factor")), _cut(l))
         )
@@ -240,6 +240,11 @@ def _moment(layer: Layer, side: Side) -> Moment | None:
     if layer.statistics is None:
         return None
     return layer.statistics.gradients if side == "left" else layer.statistics.inputs
+
+
+def _has_rows(moment: Moment | None) -> bool:
+    """Whether anything was seen; a layer called with no rows was not."""
+    return moment is not None and bool(moment.count)
 
 
 def _present(moment: Moment | None) -> Moment:
