@@ -38,7 +38,7 @@ at one step goes later at the next. A slow moment of the machine so falls on all
 All run at one learning rate ({rate:g}), on random data, in float32, with {threads}, on {where}
 ({date}, {versions}{commit})."""
 ACCOUNT = """\
-An exact polar factor takes an eigendecomposition and four products in float64, which is what keeps
+An exact polar factor takes an eigendecomposition and three products in float64, which is what keeps
 it within 1e-5 of the float64 SVD at condition numbers up to 1e4; a float32 SVD costs about the same
 and does not. Five Newton–Schulz steps take products in float32 alone and leave singular values
 anywhere around one. Go-MUON adds two products on each side of the polar factor at every step, and
