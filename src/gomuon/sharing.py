@@ -1,6 +1,7 @@
 """Several ranks, one optimizer: who owns what, agreement before every message, and the messages."""
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -277,8 +278,9 @@ class SharingOptimizer(WatchingOptimizer):
             self._exchange.apply_steps(matrices, swap)
         self._under_way.clear()
 
+    @abstractmethod
     def _fault(self) -> str | None:
-        raise NotImplementedError
+        """What is wrong with this rank's gradients."""
 
     # ---- state, of which every rank has a part ---------------------------------------------------
 
