@@ -7,15 +7,21 @@ import torch
 from torch import nn
 
 from gomuon import GoMuon
+from gomuon.lab.models import CharacterModel
 from gomuon.operations import Decomposition
 from gomuon.optimizer import MatrixOptimizer
 from tests.counting import counted
-from tests.models import tokens, transformer
+from tests.models import SYMBOLS, tokens
 from tests.ranks.launcher import Place, launch
 from tests.ranks.worlds import language_loss, wrapped
 
-INTERVAL, MEASURED = 4, 5
+INTERVAL, MEASURED = 4, 3
 WAYS = ("shared", "replicated")
+
+
+def model() -> nn.Module:
+    """Wide enough that matrices, not messages, are the work."""
+    return CharacterModel(SYMBOLS, width=192, layers=2, heads=4, hidden=576).double()
 
 
 def backward(model: nn.Module, optimizer: MatrixOptimizer, step: int) -> None:
@@ -34,7 +40,7 @@ def flops_of(optimizer: MatrixOptimizer) -> int:
 
 def costs(place: Place) -> dict[str, tuple[float, int]]:
     """Seconds and FLOPs of this rank's steps over whole intervals, either way in turn."""
-    models = {work: wrapped(transformer(width=128, layers=4), "ddp") for work in WAYS}
+    models = {work: wrapped(model(), "ddp") for work in WAYS}
     optimizers = {
         work: GoMuon(model, refresh_every=INTERVAL, work=work) for work, model in models.items()
     }
