@@ -1,15 +1,16 @@
 """Parameter groups: who is a matrix, how it is cut, and under which name it is known."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from gomuon.capture import Watched
 from gomuon.checkpoints import parameter_name
-from gomuon.layers import PLAIN, LayerSpec
+from gomuon.layers import PLAIN, LayerSpec, check_spec
 from gomuon.readers import ConvReader, Sampling, is_transposed_linear, reader_for
-from gomuon.routing import Route, RoutingTable
+from gomuon.routing import Route, RoutingTable, plain_name, select
 
 Group = Mapping[str, Any]
 
@@ -88,6 +89,25 @@ def module_specs(model: nn.Module, biases: set[Tensor]) -> dict[Tensor, LayerSpe
             transposed=is_transposed_linear(module),
             bias=bias if bias is not None and bias in biases else None,
         )
+    return specs
+
+
+def layer_specs(
+    model: nn.Module, biases: set[Tensor], patterns: Mapping[str, LayerSpec]
+) -> dict[Tensor, LayerSpec]:
+    """How parameters are cut into matrices: by module, then as a user's `specs` say.
+
+    Raises:
+        ValueError: a pattern matches nothing, or its blocks do not divide a parameter.
+    """
+    specs = module_specs(model, biases)
+    names = {plain_name(name): p for name, p in model.named_parameters()}
+    for name, spec in select(patterns, list(names), "specs"):
+        own = specs.get(names[name], PLAIN)
+        # How a weight is stored and what joins it is the module's affair, not the user's.
+        merged = replace(spec, transposed=own.transposed or spec.transposed, bias=own.bias)
+        check_spec(name, names[name], merged)
+        specs[names[name]] = merged
     return specs
 
 

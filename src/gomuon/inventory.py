@@ -1,18 +1,18 @@
 """A model as the costs see it: its matrices as shapes, and which of them read the same input."""
 
 from collections.abc import Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gomuon.costs import MatrixLayer, Settings
-from gomuon.groups import cut, joined_biases, module_specs, watched_modules
-from gomuon.layers import PLAIN, Layer, LayerSpec, check_spec
+from gomuon.groups import cut, joined_biases, layer_specs, watched_modules
+from gomuon.layers import PLAIN, Layer, LayerSpec
 from gomuon.readers import ConvReader, Reader, Sampling
 from gomuon.recipes import Recipe
-from gomuon.routing import Routes, RoutingTable, plain_name, route, select
+from gomuon.routing import Routes, RoutingTable, route
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def inventory(
     table = route(model, routes)
     table = joined_biases(model, table) if recipe.joins_bias else table
     matrices = {entry.parameter for entry in table.treated("matrix")}
-    cuts = _cuts(model, matrices if recipe.joins_bias else set(), specs or {})
+    cuts = layer_specs(model, matrices if recipe.joins_bias else set(), specs or {})
     joined = {spec.bias for spec in cuts.values()}
 
     def sampling(weight: Tensor) -> Sampling:
@@ -133,20 +133,6 @@ def readings(model: nn.Module, *inputs: Tensor) -> dict[Tensor, Reading]:
         weight: Reading(numbers.setdefault(tuple(seen), len(numbers)), rows[weight])
         for weight, seen in calls.items()
     }
-
-
-def _cuts(
-    model: nn.Module, biases: set[Tensor], specs: Mapping[str, LayerSpec]
-) -> dict[Tensor, LayerSpec]:
-    """How weights are cut: by module, then as `specs` says."""
-    cuts = module_specs(model, biases)
-    names = {plain_name(name): p for name, p in model.named_parameters()}
-    for name, spec in select(specs, list(names), "specs"):
-        own = cuts.get(names[name], PLAIN)
-        merged = replace(spec, transposed=own.transposed or spec.transposed, bias=own.bias)
-        check_spec(name, names[name], merged)
-        cuts[names[name]] = merged
-    return cuts
 
 
 def _rows(parameter: Tensor) -> tuple[int, int]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -10,11 +9,11 @@ from torch import Tensor, nn
 
 from gomuon.capture import Statistics
 from gomuon.fisher import sampled_label_loss
-from gomuon.groups import is_matrix, module_specs, watched_modules
-from gomuon.layers import PLAIN, LayerSpec, check_spec, staggered
+from gomuon.groups import is_matrix, layer_specs, watched_modules
+from gomuon.layers import PLAIN, LayerSpec, staggered
 from gomuon.persistence import PersistentOptimizer
 from gomuon.readers import Sampling
-from gomuon.routing import plain_name, select, unwrapped
+from gomuon.routing import unwrapped
 
 
 class WatchingOptimizer(PersistentOptimizer):
@@ -99,15 +98,7 @@ class WatchingOptimizer(PersistentOptimizer):
         """How parameters are cut into matrices: by module, then as `specs` says."""
         held = {p for group in self.param_groups for p in group["params"] if is_matrix(group, p)}
         biases = held if self.recipe.joins_bias else set()
-        specs = module_specs(model, biases)
-        names = {plain_name(name): p for name, p in model.named_parameters()}
-        for name, spec in select(self._spec_patterns, list(names), "specs"):
-            own = specs.get(names[name], PLAIN)
-            # How a weight is stored and what joins it is the module's affair, not the user's.
-            merged = replace(spec, transposed=own.transposed or spec.transposed, bias=own.bias)
-            check_spec(name, names[name], merged)
-            specs[names[name]] = merged
-        return specs
+        return layer_specs(model, biases, self._spec_patterns)
 
     def _hook_group(self, index: int) -> None:
         group = self.param_groups[index]

@@ -200,6 +200,11 @@ def test_auto_is_within_1e_5_of_the_float64_svd_to_condition_1e4(
         assert distance(_polar_express(X, wide_steps=8).double(), exact) <= 1e-5  # accelerators'
 
 
+def test_a_float32_svd_would_not_do() -> None:
+    X = hard(64, 64, ratio=1e4, kind="half", seed=0)
+    assert distance(polar(X, "svd").double(), polar(X.double())) > 1e-4
+
+
 def test_the_gram_route_beats_the_float32_svd_where_it_applies() -> None:
     X = hard(96, 64, ratio=1e5, kind="half", seed=0)
     exact = polar(X.double())
