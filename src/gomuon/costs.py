@@ -94,7 +94,7 @@ def first_of_their_cut(unit: Sequence[MatrixLayer]) -> list[MatrixLayer]:
 # ---- every step: source, direction, scale ------------------------------------------------------
 
 
-def _maps_work(layer: MatrixLayer, left: bool, right: bool) -> Work:
+def maps_work(layer: MatrixLayer, left: bool, right: bool) -> Work:
     """P_B X P_A."""
     b, m, n = layer.blocks, layer.m, layer.n
     work: Work = [Product(b, m, m, n)] if left else []
@@ -104,16 +104,16 @@ def _maps_work(layer: MatrixLayer, left: bool, right: bool) -> Work:
 def _matched_polar(layer: MatrixLayer, known: tuple[bool, bool], settings: Settings) -> Work:
     """Products inside and outside the polar factor; without maps, the factor alone."""
     work = polar_work(layer.blocks, layer.m, layer.n, settings["polar"])
-    return 2 * _maps_work(layer, *known) + work
+    return 2 * maps_work(layer, *known) + work
 
 
 def _natural_gradient(layer: MatrixLayer, known: tuple[bool, bool], settings: Settings) -> Work:
     """Into both eigenbases and back."""
-    return 2 * _maps_work(layer, True, True) if all(known) else []
+    return 2 * maps_work(layer, True, True) if all(known) else []
 
 
 def _preconditioned(layer: MatrixLayer, known: tuple[bool, bool], settings: Settings) -> Work:
-    return _maps_work(layer, True, True)
+    return maps_work(layer, True, True)
 
 
 # ---- statistics and maps -----------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gomuon.lab.bench import floors
 from gomuon.lab.bench.arms import REFERENCE
 
 UNIT = "forward+backward"
@@ -82,12 +83,16 @@ def arms_of(workload: str) -> set[str]:
 
 @dataclass(frozen=True)
 class Reading:
-    """A bar with what was measured; `error` is absolute, None where it is not known."""
+    """A bar with what was measured; `error` is absolute, None where it is not known.
+
+    `floor` is the ratio if the arm did nothing but its products and decompositions, see `floors`.
+    """
 
     bar: Bar
     ratio: float | None
     error: float | None
     verdict: Verdict
+    floor: float | None = None
 
 
 def read(result: Mapping[str, Any]) -> list[Reading]:
@@ -106,7 +111,21 @@ def _reading(bar: Bar, result: Mapping[str, Any]) -> Reading:
         return Reading(bar, None, None, "not measured")
     verdict: Verdict = "pass" if found[0] <= bar.most else "miss"
     # A shortened run measures smaller models, for which the bars were not set.
-    return Reading(bar, *found, verdict if result["size"] == "full" else "quick")
+    return Reading(
+        bar, *found, verdict if result["size"] == "full" else "quick", _floor(bar, result)
+    )
+
+
+def _floor(bar: Bar, result: Mapping[str, Any]) -> float | None:
+    work = result["workloads"].get(bar.workload, {})
+    if "kernels" not in work:
+        return None
+    least = floors.least(work["kernels"], bar.arm, bar.quantity, result["threads"])
+    passes = _mean(work["arms"], REFERENCE, "forward_backward")
+    other = passes if bar.other == UNIT else _mean(work["arms"], bar.other, bar.quantity)
+    if least is None or passes is None or other is None:
+        return None
+    return (least + (passes[0] if bar.quantity == "whole" else 0.0)) / other[0]
 
 
 def ratio(

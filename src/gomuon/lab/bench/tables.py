@@ -18,9 +18,10 @@ def bar_table(result: Mapping[str, Any]) -> Table:
         bar = reading.bar
         shown = ABSENT if reading.ratio is None else with_error(reading.ratio, reading.error)
         verdict = Cell(reading.verdict, best=reading.verdict == "miss")
-        rows.append((str(bar.number), bar.title, f"{bar.most:.2f}", shown, verdict))
+        floor = ABSENT if reading.floor is None else number(reading.floor)
+        rows.append((str(bar.number), bar.title, f"{bar.most:.2f}", shown, verdict, floor))
     caption = "Every line is a ratio within one run."
-    return Table(caption, ("", "ratio", "at most", "measured", ""), tuple(rows), left=2)
+    return Table(caption, ("", "ratio", "at most", "measured", "", "floor"), tuple(rows), left=2)
 
 
 def workload_tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:

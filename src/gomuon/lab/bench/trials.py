@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gomuon.lab.bench import bars, workloads
+from gomuon.lab.bench import bars, floors, workloads
 from gomuon.lab.bench.arms import Arm, Unfit, ours
 from gomuon.lab.bench.measuring import Lap, Mean, Runner, interleave, mean_over_cycles, reason
 from gomuon.lab.bench.workloads import Size, Workload
@@ -64,6 +64,7 @@ def measure(
         "parameters": sum(p.numel() for p in model.parameters()),
         "parameter_bytes": parameters,
         "bare_peak_bytes": parameters + _bare_peak(workload) if workload.peak else None,
+        "kernels": {kind: digits(taken) for kind, taken in floors.measure(workload).items()},
         "arms": entries,
     }
 

@@ -1,0 +1,61 @@
+"""The floor under a step: what it multiplies and decomposes, and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gomuon.lab.bench import bars, floors, tables, workloads
+from gomuon.operations import Decomposition, flops
+from tests.lab.made_bench import made_result
+
+KERNELS = {"polar": 0.4, "maps": 0.2, "roots": 0.8, "moments": 0.4}
+
+
+def decompositions(kind: str) -> list[tuple[int, int]]:
+    work, _ = floors.parts(workloads.find("paper", "full"))[kind]
+    return [(op.count, op.m) for op in work if isinstance(op, Decomposition)]
+
+
+def test_the_paper_s_model_is_counted_once() -> None:
+    # Three layers of q, k, v, o, gate, up, down; q, k, v share an input, gate and up another.
+    assert sum(count for count, _ in decompositions("polar")) == 21
+    roots = decompositions("roots")
+    assert sum(count for count, d in roots if d == 384) == 9
+    assert sum(count for count, d in roots if d == 128) == 24
+    parts = floors.parts(workloads.find("paper", "full"))
+    assert parts["polar"][1] == torch.float64
+    # Two products on each side: P_B [m, m] and P_A [n, n] of twelve 128×128 and nine 384×128.
+    squares, others = 12 * 2 * 128**3, 9 * (384 * 384 * 128 + 384 * 128 * 128)
+    assert flops(parts["maps"][0]) == 2 * 2 * (squares + others)
+
+
+def test_every_kind_of_work_takes_time() -> None:
+    seconds = floors.measure(workloads.find("paper", "quick"))
+    assert list(seconds) == ["polar", "maps", "roots", "moments"]
+    assert all(taken > 0 for taken in seconds.values())
+
+
+@pytest.mark.parametrize(
+    ("arm", "quantity", "least"),
+    [
+        ("muon", "step", 0.2),
+        ("go-muon-1", "step", 0.7),
+        ("go-muon-4", "step", 0.4),
+        ("go-muon-4", "whole", 0.45),
+        ("go-muon-4", "peak", None),
+        ("soap", "step", None),
+    ],
+)
+def test_refreshes_count_once_in_k_steps(arm: str, quantity: str, least: float | None) -> None:
+    assert floors.least(KERNELS, arm, quantity, threads=2) == pytest.approx(least)
+
+
+def test_the_bars_say_what_their_floor_is() -> None:
+    result = made_result(paper={"go_muon_4": 0.9, "torch_muon": 5.0, "go_muon_1": 1.0})
+    assert all(reading.floor is None for reading in bars.read(result))
+    result["workloads"]["paper"]["kernels"] = KERNELS
+    floor = [reading.floor for reading in bars.read(result)]
+    assert floor[:3] == pytest.approx([0.4 / 5.0, 0.4 / 1.0, (1.0 + 0.45) / 2.0])
+    assert floor[3:] == [None] * 9  # the other side was not measured
+    assert tables.bar_table(result).rows[0][-1] == "0.080"
