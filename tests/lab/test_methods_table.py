@@ -61,7 +61,7 @@ def test_the_table_shows_every_recipe_and_stays_on_the_screen(
     shown = [name for name in names if name in RECIPES]
     assert shown == list(RECIPES)
     assert shown[:7] == SEVEN
-    for variant in ("go-muon-input is GoMuon", "muon-heads is Muon"):
+    for variant in ("go-muon-input is GoMuon", "go-muon-output is GoMuon", "muon-heads is Muon"):
         assert variant in text
 
 

@@ -53,12 +53,17 @@ def test_every_method_gets_the_same_budget() -> None:
     )
 
 
-def test_momenta_multiply_the_arms_that_have_one_and_say_so() -> None:
+def test_momenta_multiply_candidates_and_who_has_none_gets_as_many_rates() -> None:
     plan = tuning.tune_plan("ptb", "muon,soap,adamw", grid=2, momenta=".8,.95")
     assert rates_of(plan, "muon") == [(0.8, 0.01), (0.8, 0.02), (0.95, 0.01), (0.95, 0.02)]
-    assert rates_of(plan, "soap") == [(None, 0.0015), (None, 0.003)]
-    assert "4 candidates for muon; soap and adamw have no momentum and only 2" in plan.rule
-    assert len({arm.name for arm in plan.arms}) == len({arm.title for arm in plan.arms}) == 8
+    assert rates_of(plan, "soap") == [(None, r) for r in (0.0015, 0.002121, 0.003, 0.004243)]
+    assert "4 candidates for muon; soap and adamw have no momentum and as many rates" in plan.rule
+    assert len({arm.name for arm in plan.arms}) == len({arm.title for arm in plan.arms}) == 12
+    given = "soap=1e-3/2e-3/4e-3/8e-3,muon=.01/.02"
+    plan = tuning.tune_plan("ptb", "muon,soap", rates=given, momenta=".8,.95")
+    assert [len(rates_of(plan, name)) for name in ("muon", "soap")] == [4, 4]
+    with pytest.raises(LabError, match="soap: it has no momentum, so it gets 2 rates for each"):
+        tuning.tune_plan("ptb", "muon,soap", rates="soap=1e-3/2e-3/4e-3", momenta=".8,.95")
 
 
 def test_rates_can_be_given_and_the_rest_gets_as_many() -> None:

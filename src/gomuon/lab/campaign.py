@@ -17,6 +17,7 @@ from gomuon.lab.workers import Watcher, run_all
 
 PLAN, RUNS, SELECTION, TIMING = "plan.json", "runs", "selection.json", "timing.json"
 TIMING_CYCLES = {"full": 25, "quick": 4}
+FEWER_CYCLES = {"full": 3, "quick": 2}  # of the many steps in which all of many arms have a cycle
 
 
 def run_campaign(
@@ -176,16 +177,16 @@ def screen(runs: list[Run]) -> dict[str, Any]:
 
 
 def measure_timing(plan: Plan, folder: Path, data_dir: str | Path | None) -> None:
-    """Interleave the two arms the plan wants timed, once, while nothing else runs."""
-    if plan.timing is None or (folder / TIMING).exists():
+    """Interleave the arms the plan wants timed, once, while nothing else runs."""
+    if not plan.timing or (folder / TIMING).exists():
         return
     arms = {arm.name: arm for arm in plan.arms}
-    control, candidate = (
+    configs = [
         plan.config(arms[name], plan.seeds[0], arms[name].lr or arms[name].grid[0])
         for name in plan.timing
-    )
-    cycles = TIMING_CYCLES[plan.label]
-    write_json(folder / TIMING, interleaved(control, candidate, cycles=cycles, data_dir=data_dir))
+    ]
+    cycles = TIMING_CYCLES[plan.label] if len(configs) == 2 else FEWER_CYCLES[plan.label]
+    write_json(folder / TIMING, interleaved(configs, cycles=cycles, data_dir=data_dir))
 
 
 def recorded_threads(folder: str | Path) -> int | None:

@@ -1,4 +1,4 @@
-"""The commands: race, tune, reproduce, report, data, methods, bench and plan."""
+"""The commands: race, tune, reproduce, report, data, methods, bench, plan and verify."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from gomuon.lab import (
     methods_table,
     racing,
     summary,
-    timing,
     tuning,
     tuning_summary,
 )
@@ -34,6 +33,8 @@ from gomuon.lab.planning.command import plan
 from gomuon.lab.plans import Plan, adapt
 from gomuon.lab.runs import Run
 from gomuon.lab.selection import EXPERIMENT, picks_of, read_selection, write_selection
+from gomuon.lab.timing import estimate
+from gomuon.lab.verifying import verify
 from gomuon.lab.workers import Crashed, Interrupted
 
 app = tyro.extras.SubcommandApp()
@@ -52,6 +53,7 @@ def race(
     steps: Whole = None,
     adamw_lr: Number = None,
     shape: tyro.conf.OmitArgPrefixes[Shape] = SHAPE,
+    timing: Switch = False,
     jobs: Whole = None,
     threads: Whole = None,
     data_dir: Folder = None,
@@ -73,6 +75,7 @@ def race(
             selection the first seed it was not made on.
         steps: Updates per run; by default the task's own number.
         adamw_lr: Peak rate of embeddings, norms and vectors; 1e-2 for grokking, else 3e-3.
+        timing: In the end, time the steps of all optimizers in turn.
         jobs: Runs side by side; by default one per core.
         threads: Threads per run; by default the cores shared out among the jobs.
         data_dir: Folder with the corpora; by default GOMUON_DATA, then the cache, then download.
@@ -90,6 +93,7 @@ def race(
         steps=steps,
         adamw_lr=adamw_lr,
         selection=picked,
+        timing=timing,
         **shape.as_dict(),
     )
     folder = out or Path("runs") / f"race-{task}{'' if picked is None else '-tuned'}"
@@ -126,8 +130,8 @@ def tune(
         grid: Rates per method, around its default rate; 5, or as many as --rates gives.
         ratio: From one rate of a grid to the next.
         rates: Rates of your own, such as go-muon=.02/.04/.08,muon=.01/.02/.04; as many for each.
-        momenta: Tried with every rate of the methods that have a momentum, such as .8,.95; this
-            multiplies their budget, and says so.
+        momenta: Tried with every rate of the methods that have a momentum, such as .8,.95; the
+            others get as many candidates from a finer grid.
         seeds: Such as 0,1,2 or 0-2; the statistic is averaged over them.
         steps: Updates per run, also the length of the schedule; by default the task's own number.
         adamw_lr: Peak rate of embeddings, norms and vectors; 1e-2 for grokking, else 3e-3.
@@ -154,7 +158,7 @@ def tune(
     plan = adapt(plan, threads=each)
     if dry_run:
         campaign.check(plan, data_dir)
-        summary.print_plan(plan, timing.estimate(plan, parallel, data_dir), parallel, Console())
+        summary.print_plan(plan, estimate(plan, parallel, data_dir), parallel, Console())
         return
 
     def conclude(plan: Plan, runs: Sequence[Run], console: Console) -> None:
@@ -185,7 +189,8 @@ def reproduce(
     at any moment, the same command continues; finished runs are never repeated.
 
     Args:
-        name: ptb, shakespeare, grokking, mapback, lazy, or all of them.
+        name: ptb, shakespeare, grokking, mapback, lazy, or all of them; ablations and adamw-rate
+            for what the paper leaves open.
         seeds: Instead of the declared ones, such as 0,1 or 17402-17404.
         steps: Updates per run; fewer than declared labels every result as quick.
         selection: The selection.json of a gomuon tune, whose rates and momenta replace the
@@ -214,7 +219,7 @@ def reproduce(
         plan = adapt(declared, quick=quick, seeds=chosen, steps=steps, threads=each)
         if dry_run:
             campaign.check(plan, data_dir)
-            costs = timing.estimate(plan, parallel, data_dir)
+            costs = estimate(plan, parallel, data_dir)
             summary.print_plan(plan, costs, parallel, Console())
         else:
             carry_out(plan, folder, parallel, data_dir)
@@ -294,6 +299,9 @@ app.command(bench)
 
 
 app.command(plan)
+
+
+app.command(verify)
 
 
 def share(runs: int, jobs: int | None, threads: int | None, folder: Path) -> tuple[int, int]:

@@ -1,10 +1,10 @@
-"""The paper's five experiments, each a plan that is written down before it runs."""
+"""The paper's five experiments and what it leaves open, each a plan written down before it runs."""
 
 from __future__ import annotations
 
 import dataclasses
 
-from gomuon.lab import paper_figures
+from gomuon.lab import optimizers, paper_figures
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.plans import Arm, Plan, Quick
 from gomuon.lab.selection import Selection
@@ -60,18 +60,16 @@ def _grokking_arms() -> tuple[Arm, ...]:
     return tuple(
         Arm(
             f"p{modulus}-{optimizer}-{rate:g}",
-            f"{title} {rate:g}",
+            f"{optimizers.title(optimizer)} {rate:g}",
             optimizer,
             rate,
             settings={"modulus": modulus},
             group=f"p={modulus}",
         )
+        # The rates the paper selected come first, as what most depends on them.
+        for rates in ({"muon": 0.16, "go-muon": 0.08}, {"muon": 0.32, "go-muon": 0.16})
         for modulus in (103, 107)
-        for optimizer, title, rates in (
-            ("muon", "Muon", (0.16, 0.32)),
-            ("go-muon", "Go-MUON", (0.08, 0.16)),
-        )
-        for rate in rates
+        for optimizer, rate in rates.items()
     )
 
 
@@ -138,6 +136,71 @@ EXPERIMENTS: dict[str, Plan] = {
     plan.experiment: plan for plan in (PTB, SHAKESPEARE, GROKKING, MAPBACK, LAZY)
 }
 
+# ---- what the paper leaves open ------------------------------------------------------------------
+
+DECAY = 0.025  # with a cosine from .08 over 1,000 updates, Σ lr·wd = 1
+
+ABLATIONS = Plan(
+    experiment="ablations",
+    title="Penn Treebank: Go-MUON with one thing changed",
+    task="ptb",
+    arms=(
+        Arm("k4", "K = 4 (the paper's)", "go-muon", 0.08),
+        Arm("k1", "K = 1", "go-muon", 0.08, options={"refresh_every": 1}),
+        Arm("k16", "K = 16", "go-muon", 0.08, options={"refresh_every": 16}),
+        Arm("average-a", "A averaged too", "go-muon", 0.08, options={"input_decay": 0.9}),
+        Arm("input-only", "input side only", "go-muon-input", 0.08),
+        Arm("output-only", "output side only", "go-muon-output", 0.08),
+        Arm("plain-decay", "plain decay", "go-muon", 0.08, options={"weight_decay": DECAY}),
+        Arm(
+            "geometry-decay",
+            "geometry decay",
+            "go-muon",
+            0.08,
+            options={"weight_decay": DECAY, "geometry_decay": True},
+        ),
+    ),
+    seeds=(0, 1, 2),
+    steps=1000,
+    windows=PAPER_WINDOWS,
+    statistic=TRAJECTORY,
+    rule=f"all arms at rate .08, fixed in advance; {PAIRED}",
+    comparisons=(
+        *(("k4", name) for name in ("k1", "k16", "average-a", "input-only", "output-only")),
+        ("output-only", "input-only"),
+        ("plain-decay", "geometry-decay"),
+    ),
+    quick=Quick(steps=60, seeds=1),
+)
+
+ADAMW_RATES = {"1e-3": 1e-3, "3e-3": 3e-3, "1e-2": 1e-2}
+ADAMW_RATE = Plan(
+    experiment="adamw-rate",
+    title="Modular addition: how much AdamW's rate for the embedding matters",
+    task="grokking",
+    arms=tuple(
+        Arm(
+            f"{optimizer}-{word}",
+            f"{optimizers.title(optimizer)}, AdamW {word}",
+            optimizer,
+            rate,
+            settings={"adamw_lr": adamw_lr},
+            group=f"AdamW {word}",
+        )
+        for word, adamw_lr in ADAMW_RATES.items()
+        for optimizer, rate in {"muon": 0.16, "go-muon": 0.08}.items()
+    ),
+    seeds=(0, 1, 2),
+    steps=600,
+    statistic=GROKKING.statistic,
+    rule="matrix rates fixed in advance to those the paper selected",
+    comparisons=tuple((f"muon-{word}", f"go-muon-{word}") for word in ADAMW_RATES),
+    settings={"width": 64, "hidden": 192, "modulus": 59},
+    quick=Quick(steps=60, seeds=1),
+)
+
+OPEN_QUESTIONS: dict[str, Plan] = {plan.experiment: plan for plan in (ABLATIONS, ADAMW_RATE)}
+
 
 def find(name: str) -> Plan:
     """The plan of that name.
@@ -145,9 +208,10 @@ def find(name: str) -> Plan:
     Raises:
         LabError: there is none; the nearest name is suggested.
     """
-    if name not in EXPERIMENTS:
-        raise unknown_name("experiment", name, [*EXPERIMENTS, "all"])
-    return EXPERIMENTS[name]
+    known = {**EXPERIMENTS, **OPEN_QUESTIONS}
+    if name not in known:
+        raise unknown_name("experiment", name, [*known, "all"])
+    return known[name]
 
 
 def with_selection(plan: Plan, selection: Selection) -> Plan:

@@ -6,7 +6,7 @@ here by name, so that everything after it may trust what it draws and tabulates.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ class Campaign:
     paper: dict[str, Any] | None
     arms: tuple[ArmView, ...]
     tuning: tuple[Run, ...]  # runs on the tuning seed, one per rate of a grid
-    timing: dict[str, Any] | None  # two arms stepped alternately, when the plan asks for it
+    timing: dict[str, Any] | None  # arms stepped in turn, when the plan asks for it
     missing: tuple[str, ...]  # declared, not started
     foreign: tuple[str, ...]  # in the folder, not declared
 
@@ -99,22 +99,22 @@ class Campaign:
         return [arm for arm in self.arms if arm.group == group]
 
 
-def gather(folder: str | Path) -> Campaign:
-    """Read the campaign or the single run in `folder`.
+def gather(folder: str | Path, load: Callable[[Path], Run] = load_run) -> Campaign:
+    """Read the campaign or the single run in `folder`; `load` reads a run's own folder.
 
     Raises:
         LabError: it is neither, a file in it is damaged, or its runs may not be compared.
     """
     folder = Path(folder)
     if (folder / PLAN).is_file():
-        return _campaign(folder, read_json(folder / PLAN))
+        return _campaign(folder, read_json(folder / PLAN), load)
     if (folder / MANIFEST).is_file():
-        return _single(load_run(folder))
+        return _single(load(folder))
     state = "has no" if folder.is_dir() else "does not exist, so it has no"
     raise LabError(f"{folder} is neither a campaign nor a run: it {state} {PLAN} or {MANIFEST}")
 
 
-def _campaign(folder: Path, plan: dict[str, Any]) -> Campaign:
+def _campaign(folder: Path, plan: dict[str, Any], load: Callable[[Path], Run]) -> Campaign:
     path = folder / PLAN
     try:
         seeds = tuple(int(seed) for seed in plan["seeds"])
@@ -155,7 +155,7 @@ def _campaign(folder: Path, plan: dict[str, Any]) -> Campaign:
             if not (folder / "runs" / name / MANIFEST).is_file():
                 missing.append(name)
                 continue
-            run = load_run(folder / "runs" / name)
+            run = load(folder / "runs" / name)
             _require_declared(run, arm, seed, settings)
             arm.runs[seed] = run
     others = sorted(p.name for p in (folder / "runs").glob("*") if p.is_dir()) if arms else []
@@ -167,7 +167,7 @@ def _campaign(folder: Path, plan: dict[str, Any]) -> Campaign:
             and name.endswith(f"-s{tuning_seed}")
             and (folder / "runs" / name / MANIFEST).is_file()
         ):
-            tuning.append(load_run(folder / "runs" / name))
+            tuning.append(load(folder / "runs" / name))
         else:
             foreign.append(name)
     campaign = Campaign(
@@ -241,10 +241,10 @@ def _require_declared(run: Run, arm: ArmView, seed: int, settings: dict[str, Any
                 f"{run.folder}: its {field} is {found!r}, but {PLAN} declares {value!r}; "
                 "remove this run's folder and run the campaign again"
             )
-    ended_early = run.result is not None and len(run.metrics) < run.config.steps
-    if ended_early and run.result is not None and "diverged_at" not in run.result:
+    made = run.config.steps if run.result is None else run.result["steps"]
+    if run.result is not None and made < run.config.steps and "diverged_at" not in run.result:
         raise LabError(
-            f"{run.folder}: its result has {len(run.metrics)} of {run.config.steps} updates; "
+            f"{run.folder}: its result has {made} of {run.config.steps} updates; "
             "remove this run's folder and run the campaign again"
         )
 

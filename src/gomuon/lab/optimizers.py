@@ -55,6 +55,9 @@ VARIANTS: dict[str, Entry] = {
     "go-muon-input": Entry(
         RECIPES["GoMuon"], "Go-MUON input only", options={"alpha": (0.0, 0.25)}, base="go-muon"
     ),
+    "go-muon-output": Entry(
+        RECIPES["GoMuon"], "Go-MUON output only", options={"alpha": (0.25, 0.0)}, base="go-muon"
+    ),
     "muon-heads": Entry(
         RECIPES["Muon"],
         "Muon per head",
@@ -95,6 +98,13 @@ def title(name: str) -> str:
 def has_momentum(name: str) -> bool:
     entry = find(name)
     return entry is not None and "momentum" in entry.recipe.defaults
+
+
+def refresh_interval(name: str, options: Mapping[str, Any]) -> int:
+    """Steps from one renewal of its geometry to the next; 1 for what has none."""
+    entry = find(name)
+    settings = {} if entry is None else {**entry.recipe.defaults, **entry.options}
+    return int({**settings, **options}.get("refresh_every", 1))
 
 
 def default_rate(name: str, task: str) -> float:

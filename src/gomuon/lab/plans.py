@@ -55,7 +55,7 @@ class Plan:
     Attributes:
         comparisons: pairs (control, candidate) of arm names.
         settings: RunConfig fields shared by all arms.
-        timing: the two arms whose steps are timed interleaved, or nothing.
+        timing: the arms whose steps are timed interleaved, in the end.
         paper: the published figures, or None for a race of one's own.
     """
 
@@ -72,7 +72,7 @@ class Plan:
     comparisons: tuple[tuple[str, str], ...] = ()
     tuning_seed: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
-    timing: tuple[str, str] | None = None
+    timing: tuple[str, ...] = ()
     paper: PaperFigures | None = None
     label: str = "full"
     threads: int = 1
@@ -94,7 +94,7 @@ class Plan:
             "rule": self.rule,
             "comparisons": [list(pair) for pair in self.comparisons],
             "settings": self.settings,
-            "timing": None if self.timing is None else list(self.timing),
+            "timing": list(self.timing) or None,
             "threads": self.threads,
             "paper": None if self.paper is None else _listed(dataclasses.asdict(self.paper)),
         }

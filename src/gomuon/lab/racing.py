@@ -27,6 +27,7 @@ def race_plan(
     steps: int | None = None,
     adamw_lr: float | None = None,
     selection: Selection | None = None,
+    timing: bool = False,
     **shape: int | None,
 ) -> Plan:
     """The plan of a race.
@@ -39,6 +40,7 @@ def race_plan(
         steps: updates per run; None for the task's default, as for everything below.
         adamw_lr: peak rate of everything that is not a matrix.
         selection: what a sweep picked: rates, momenta and the model they were picked for.
+        timing: whether the steps of all arms are timed in turn, in the end.
         shape: RunConfig's width, layers, heads, hidden, modulus, length and batch.
     """
     settings, total = task_settings(task, steps, adamw_lr, shape, selection)
@@ -73,6 +75,7 @@ def race_plan(
         rule=rule,
         comparisons=tuple((other, wanted[0]) for other in wanted[1:]),
         settings=settings,
+        timing=tuple(wanted) if timing else (),
         quick=Quick(steps=total, seeds=1),
     )
 

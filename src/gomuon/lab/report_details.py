@@ -10,7 +10,7 @@ from gomuon.lab.document import Block, Facts, Note, Section, Table
 from gomuon.lab.errors import LabError
 from gomuon.lab.gather import TIMING, ArmView, Campaign
 from gomuon.lab.pairing import FIELDS
-from gomuon.lab.statistics import geometric_mean
+from gomuon.lab.statistics import compare_times, geometric_mean
 
 
 def sections(campaign: Campaign) -> list[Section]:
@@ -99,18 +99,26 @@ def _interleaved(campaign: Campaign) -> list[Block]:
         return []
     path = campaign.folder / TIMING
     try:
-        control, candidate = (str(name) for name in campaign.timing["arms"])
-        mean, spread = (float(campaign.timing[name]) for name in ("geometric_mean", "spread"))
-        cycles = len(campaign.timing["ratios"])
-    except (KeyError, TypeError, ValueError) as error:
+        names = [str(name) for name in campaign.timing["arms"]]
+        seconds = [[float(x) for x in of_arm] for of_arm in campaign.timing["seconds"]]
+        times = dict(zip(names, seconds, strict=True))
+        compared = [compare_times(times[names[0]], times[name]) for name in names[1:]]
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise LabError(f"{path}: not an interleaved timing ({error})") from error
     titles = {arm.name: arm.title for arm in campaign.arms}
+    first = titles.get(names[0], names[0])
     return [
         Note(
-            f"Stepped alternately in one process, {titles.get(candidate, candidate)} takes "
-            f"{w.ratio(mean)} the time of {titles.get(control, control)}: the geometric mean of "
-            f"{w.many(cycles, 'cycle')}, whose standard deviation is a factor of {spread:.3f}."
+            f"Stepped in turn in one process, {titles.get(name, name)} takes {w.ratio(ratio.mean)} "
+            f"the time of {first}"
+            + (
+                ": each over cycles of its own."
+                if ratio.spread is None
+                else f": the geometric mean of {w.many(ratio.cycles, 'cycle')}, whose standard "
+                f"deviation is a factor of {ratio.spread:.3f}."
+            )
         )
+        for name, ratio in zip(names[1:], compared, strict=True)
     ]
 
 

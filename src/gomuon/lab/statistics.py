@@ -54,6 +54,32 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True)
+class TimeRatio:
+    """How long a candidate's steps take in those of a control.
+
+    Attributes:
+        mean: the geometric mean over cycles; of the arms' mean times where cycles do not match.
+        spread: one standard deviation of a cycle's ratio, as a factor; None in the latter case.
+        cycles: how many there were.
+    """
+
+    mean: float
+    spread: float | None
+    cycles: int
+
+
+def compare_times(control: Sequence[float], candidate: Sequence[float]) -> TimeRatio:
+    """Compare interleaved seconds cycle by cycle."""
+    if len(control) != len(candidate):
+        mean = math.fsum(candidate) / len(candidate) / (math.fsum(control) / len(control))
+        return TimeRatio(mean, None, min(len(control), len(candidate)))
+    logs = [math.log(b / a) for a, b in zip(control, candidate, strict=True)]
+    mean = math.fsum(logs) / len(logs)
+    spread = math.sqrt(math.fsum((x - mean) ** 2 for x in logs) / max(1, len(logs) - 1))
+    return TimeRatio(math.exp(mean), math.exp(spread), len(logs))
+
+
+@dataclass(frozen=True)
 class Paired:
     """Candidate minus control, seed by seed; negative differences favour the candidate."""
 

@@ -5,61 +5,80 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gomuon.lab import optimizers
 from gomuon.lab.errors import LabError
 from gomuon.lab.plans import Plan
 from gomuon.lab.runs import RunConfig
-from gomuon.lab.statistics import geometric_mean
 from gomuon.lab.training import Session
 
 UNIT = "whole step (forward, backward, optimizer)"
 
 
+# Arms whose common cycle would be longer are averaged over cycles of their own each.
+LONGEST = 40
+
+
 def interleaved(
-    control: RunConfig,
-    candidate: RunConfig,
+    configs: Sequence[RunConfig],
     *,
     cycles: int,
-    warmup: int = 2,
+    warmup: int = 8,
     data_dir: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Step two arms alternately in one process and compare their times cycle by cycle.
+    """Step arms in turn in one process; their times cycle by cycle.
 
-    A cycle is the shortest stretch in which both arms renew their geometry a whole number of
-    times. Alternating single steps lets a machine's drift and its neighbours hit both arms alike.
+    A cycle is the shortest stretch in which every arm renews its geometry a whole number of times.
+    Taking turns at single steps lets a machine's drift and its neighbours hit all arms alike.
+
+    Args:
+        configs: the arms.
+        cycles: how many are measured.
+        warmup: steps before those, which are not.
+        data_dir: where the corpora are.
 
     Returns:
-        The content of ``timing.json``; ratios are candidate over control.
+        The content of ``timing.json``: under "seconds", per arm, the mean step of every cycle.
     """
-    period = math.lcm(*(int(c.options.get("refresh_every", 1)) for c in (control, candidate)))
-    steps = (warmup + cycles) * period
-    configs = [dataclasses.replace(c, steps=steps, telemetry=False) for c in (control, candidate)]
-    sessions = [Session(config, data_dir) for config in configs]
-    totals: list[tuple[float, float]] = []
-    for cycle in range(warmup + cycles):
-        seconds = [0.0, 0.0]
-        for step in range(cycle * period + 1, (cycle + 1) * period + 1):
-            # Whoever goes first finds colder caches, so they take turns.
-            for index in (0, 1) if step % 2 else (1, 0):
-                seconds[index] += sessions[index].update(step)[1]
-        totals.append((seconds[0] / period, seconds[1] / period))
-    measured = totals[warmup:]
-    ratios = [second / first for first, second in measured]
-    logs = [math.log(ratio) for ratio in ratios]
-    mean = math.fsum(logs) / len(logs)
-    spread = math.sqrt(math.fsum((x - mean) ** 2 for x in logs) / max(1, len(logs) - 1))
+    intervals = [optimizers.refresh_interval(c.optimizer, c.options) for c in configs]
+    common = math.lcm(*intervals)
+    periods = [common if common <= LONGEST else interval for interval in intervals]
+    measured = cycles * min(common, LONGEST)
+    if (short := max(periods)) > measured:
+        raise LabError(f"{measured} timed steps hold no cycle of {short}; give more cycles")
+    total = warmup + measured
+    sessions = [
+        Session(dataclasses.replace(c, steps=total, telemetry=False), data_dir) for c in configs
+    ]
+    steps: list[list[float]] = [[] for _ in configs]
+    for step in range(1, total + 1):
+        # Whoever goes first finds colder caches, so they take turns at that too.
+        first = step // 2 % len(sessions)
+        order = [*range(first, len(sessions)), *range(first)]
+        for index in order if step % 2 else reversed(order):
+            steps[index].append(sessions[index].update(step)[1])
     return {
-        "arms": [control.arm, candidate.arm],
-        "ratios": ratios,
-        "geometric_mean": geometric_mean(ratios),
-        "spread": math.exp(spread),  # one standard deviation, as a factor
-        "seconds": [[first for first, _ in measured], [second for _, second in measured]],
+        "arms": [config.arm for config in configs],
+        "seconds": [
+            _cycle_means(taken[warmup:], period)
+            for taken, period in zip(steps, periods, strict=True)
+        ],
+        "periods": periods,
         "unit": UNIT,
-        "period": period,
-        "threads": control.threads,
+        "threads": configs[0].threads,
     }
+
+
+def _cycle_means(seconds: Sequence[float], period: int) -> list[float]:
+    """Means over whole cycles, the last ones if they do not fill the stretch."""
+    spare = len(seconds) % period
+    return [
+        math.fsum(seconds[begin : begin + period]) / period
+        for begin in range(spare, len(seconds), period)
+    ]
 
 
 def seconds_per_update(

@@ -40,7 +40,8 @@ def tune_plan(
         grid: rates per method; by default 5, or as many as ``rates`` gives.
         ratio: from one rate of a grid to the next.
         rates: ``name=rate/rate/…``, separated by commas, instead of a grid around the default.
-        momenta: tried with every rate of the methods that have a momentum.
+        momenta: tried with every rate of the methods that have a momentum; the others get as many
+            candidates from a finer grid.
         seeds: see ``racing.parse_seeds``.
         steps: updates per run; None for the task's default, as for everything below.
         adamw_lr: peak rate of everything that is not a matrix.
@@ -49,17 +50,18 @@ def tune_plan(
     settings, total = racing.task_settings(task, steps, adamw_lr, shape)
     wanted = racing.parse_names(names)
     given = parse_grids(rates, wanted)
-    count = _count(grid, given)
-    if not 1 < ratio < math.inf:
-        raise LabError(f"--ratio must be a number above 1, not {ratio:g}")
     tried = parse_momenta(momenta)
     movable = [name for name in wanted if optimizers.has_momentum(name)]
     if tried and not movable:
         raise LabError(f"--momenta: none of {', '.join(wanted)} has a momentum")
+    finer = {name: 1 if name in movable or not tried else len(tried) for name in wanted}
+    count = _count(grid, given, finer)
+    if not 1 < ratio < math.inf:
+        raise LabError(f"--ratio must be a number above 1, not {ratio:g}")
     arms: list[Arm] = []
     for name in wanted:
-        rate = optimizers.default_rate(name, task)
-        of_method = given.get(name) or geometric_grid(rate, count, ratio)
+        rate, times = optimizers.default_rate(name, task), finer[name]
+        of_method = given.get(name) or geometric_grid(rate, count * times, ratio ** (1 / times))
         for momentum in tried if name in movable and tried else (None,):
             arms += [_arm(name, rate, momentum) for rate in of_method]
     chosen = racing.parse_seeds(seeds)
@@ -128,9 +130,15 @@ def parse_momenta(text: str) -> tuple[float, ...]:
     return tuple(found)
 
 
-def _count(grid: int | None, given: dict[str, tuple[float, ...]]) -> int:
-    """The one number of rates that every method gets."""
-    counts = {name: len(rates) for name, rates in given.items()}
+def _count(grid: int | None, given: dict[str, tuple[float, ...]], finer: dict[str, int]) -> int:
+    """The one number of rates that every method gets, with a momentum each where it has one."""
+    for name, rates in given.items():
+        if len(rates) % finer[name]:
+            raise LabError(
+                f"--rates {name}: it has no momentum, so it gets {finer[name]} rates for each one "
+                f"of the others; {len(rates)} cannot be shared out"
+            )
+    counts = {name: len(rates) // finer[name] for name, rates in given.items()}
     if grid is not None:
         if grid < 1:
             raise LabError(f"--grid must be at least 1, not {grid}")
@@ -174,6 +182,6 @@ def _budget(
         text += f" for {w.listing(movable)}"
         if fixed:
             have = "has" if len(fixed) == 1 else "have"
-            text += f"; {w.listing(fixed)} {have} no momentum and only {count}"
+            text += f"; {w.listing(fixed)} {have} no momentum and as many rates, closer together"
         text += "."
     return text
