@@ -158,6 +158,9 @@ def load_thin(folder: Path) -> Run:
     manifest = read_manifest(folder)
     if not is_finished(folder):
         raise LabError(f"{folder} has no {RESULT}; only finished runs belong here, collect again")
+    result = read_json(folder / RESULT)
+    if not isinstance(result.get("steps"), int):
+        raise LabError(f"{folder / RESULT}: steps is {result.get('steps')!r}, not a number")
     return Run(
         folder=folder,
         config=RunConfig.from_dict(manifest["config"], folder / MANIFEST),
@@ -167,7 +170,7 @@ def load_thin(folder: Path) -> Run:
         commit=manifest.get("commit"),
         metrics=[],
         timing=[],
-        result=read_json(folder / RESULT),
+        result=result,
     )
 
 
