@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench docs clean
+.PHONY: demo test check bench evidence docs clean
 
 demo: .venv/lab
 	$(BIN)/gomuon race --out demo
@@ -21,6 +21,10 @@ bench: .venv/bench
 	$(BIN)/gomuon bench --out results/bench
 	$(BIN)/gomuon bench --page > docs/.speed.part
 	mv docs/.speed.part docs/speed.md
+
+# From the files under results alone: nothing is run.
+evidence: .venv/lab
+	$(BIN)/gomuon evidence
 
 # Written aside first: a failure must not leave half a page.
 docs: .venv/lab

@@ -1,4 +1,4 @@
-"""The commands: race, tune, reproduce, report, data, methods, bench, plan and verify."""
+"""The commands: race, tune, reproduce, report, data, methods, bench, plan, verify, evidence."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from gomuon.lab import (
 from gomuon.lab.bench.command import bench
 from gomuon.lab.display import open_display
 from gomuon.lab.errors import LabError
+from gomuon.lab.evidence.command import evidence
 from gomuon.lab.flags import OPEN, Folder, Number, Shape, Switch, Whole, Words
 from gomuon.lab.planning.command import plan
 from gomuon.lab.plans import Plan, adapt
@@ -302,6 +303,9 @@ app.command(plan)
 
 
 app.command(verify)
+
+
+app.command(evidence)
 
 
 def share(runs: int, jobs: int | None, threads: int | None, folder: Path) -> tuple[int, int]:

@@ -1,0 +1,187 @@
+"""The fair comparison: every method at the rate an equal budget found for it, on fresh seeds."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from gomuon.lab import optimizers
+from gomuon.lab import wording as w
+from gomuon.lab.evidence import numbers as n
+from gomuon.lab.evidence.reading import TRAJECTORY, Evidence, Study
+from gomuon.lab.evidence.slots import TASKS
+from gomuon.lab.evidence.tables import code, table, text
+from gomuon.lab.gather import ArmView
+
+CONTROL = "muon"
+EDGES = {"lower": "lowest", "upper": "highest", "only": "the only one"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A method's outcome in a race; the mean decides the rank, lower is better.
+
+    Attributes:
+        values: one per seed: geometric mean of the windows, or grok step; a run that never groks
+            counts as one update more than it made, one that diverged as infinite.
+        grokked: in how many runs it grokked; None for the corpora.
+        accuracy: held-out accuracy at the end, by which ties are broken.
+    """
+
+    arm: ArmView
+    values: tuple[float, ...]
+    grokked: int | None = None
+    accuracy: float = 0.0
+
+    @property
+    def mean(self) -> float:
+        return math.fsum(self.values) / len(self.values)
+
+    @property
+    def name(self) -> str:
+        return optimizers.title(self.arm.optimizer)
+
+
+def standings(study: Study) -> list[Place]:
+    """The arms that have finished on every seed, best first."""
+    whole = [arm for arm in study.campaign.arms if len(arm.finished) == len(study.campaign.seeds)]
+    return sorted((_place(study, arm) for arm in whole), key=lambda p: (p.mean, -p.accuracy))
+
+
+def _place(study: Study, arm: ArmView) -> Place:
+    results = [run.result or {} for run in arm.finished.values()]
+    if study.campaign.task != "grokking":
+        values = study.losses(arm.name, TRAJECTORY, list(arm.finished))
+        return Place(arm, tuple(v if math.isfinite(v) else math.inf for v in values))
+    steps = [result["grok_step"] for result in results]
+    never = study.campaign.steps + 1
+    found = [
+        math.inf if "diverged_at" in result else float(never if step is None else step)
+        for step, result in zip(steps, results, strict=True)
+    ]
+    finals = [float(result["final_test_accuracy"] or 0.0) for result in results]
+    grokked = sum(step is not None for step in steps)
+    return Place(arm, tuple(found), grokked, math.fsum(finals) / len(finals))
+
+
+def section(evidence: Evidence) -> list[str]:
+    blocks = [
+        "Every method's rate comes from a sweep with the same declared budget on its own seed; "
+        "then all run on fresh seeds, from the same initial parameters, over the same minibatches. "
+        "Ranks are by the mean over seeds. Embeddings, norms and vectors are AdamW's in all of "
+        "them, at one rate; AdamW itself takes its rate for the whole model. A rate at the edge of "
+        "its grid means that a better one may lie beyond it.",
+    ]
+    for task, title in TASKS.items():
+        blocks += [f"### {title[0].upper()}{title[1:]}", *_task(evidence, task)]
+    return blocks
+
+
+def _task(evidence: Evidence, task: str) -> list[str]:
+    sweep, race = evidence.get(f"tune-{task}"), evidence.get(f"race-{task}")
+    blocks = [_budget(sweep, task)]
+    if race is None:
+        return [*blocks, f"The race ({code(f'race-{task}')}): {n.NOT_RUN}."]
+    places = standings(race)
+    declared = f"{w.seeds(race.campaign.seeds)}, {w.many(race.campaign.steps, 'update')} each"
+    blocks.append(f"The race ({code(race.name)}): {declared}; {text(race.campaign.statistic)}.")
+    if race.shortcoming is not None:
+        blocks.append(
+            f"{race.shortcoming[0].upper()}{race.shortcoming[1:]}, so there is no final rank."
+        )
+    if not places:
+        return blocks
+    return [*blocks, _table(places, sweep, race), _sentence(places, race)]
+
+
+def _budget(sweep: Study | None, task: str) -> str:
+    if sweep is None:
+        return f"The sweep ({code(f'tune-{task}')}): {n.NOT_RUN}."
+    rule = text(sweep.campaign.rule)
+    state = "" if sweep.shortcoming is None else f" {sweep.shortcoming}."
+    return f"The sweep ({code(sweep.name)}): {rule}{state}"
+
+
+def _table(places: list[Place], sweep: Study | None, race: Study) -> str:
+    grokking = race.campaign.task == "grokking"
+    control = next((place for place in places if place.arm.optimizer == CONTROL), None)
+    heads = ["rank", "method", "rate", "momentum", "edge of its grid"]
+    heads += ["grok step, mean", "95 % interval", "grokked"] if grokking else ["mean", "interval"]
+    heads += ["against Muon", "95 % interval", *(f"seed {s}" for s in race.campaign.seeds)]
+    rows = []
+    for rank, place in enumerate(places, start=1):
+        row = [str(rank), text(place.name), f"{place.arm.rate:g}"]
+        row += [_momentum(place), _edge(sweep, place), *_mean(place, grokking)]
+        row += _against(place, control)
+        row += [_value(value, place, race) for value in place.values]
+        rows.append(row)
+    return table(heads, rows, left=2)
+
+
+def _momentum(place: Place) -> str:
+    found = place.arm.options.get("momentum")
+    if found is not None:
+        return f"{found:g}"
+    entry = optimizers.find(place.arm.optimizer)
+    default = None if entry is None else entry.recipe.defaults.get("momentum")
+    return w.ABSENT if default is None else f"{default:g}"
+
+
+def _edge(sweep: Study | None, place: Place) -> str:
+    """What the sweep says of the picked rate; "no" when it lies inside its grid."""
+    methods = {} if sweep is None or sweep.selection is None else sweep.selection["methods"]
+    entry = methods.get(place.arm.optimizer)
+    if entry is None or entry["rate"] != place.arm.rate:
+        return w.ABSENT
+    return EDGES.get(entry["edge"] or "", "no")
+
+
+def _mean(place: Place, grokking: bool) -> list[str]:
+    seeds = len(place.values)
+    if not math.isfinite(place.mean):
+        return [n.DIVERGED, w.ABSENT, *(["0 of " + str(seeds)] if grokking else [])]
+    found = n.estimate(place.values)
+    if not grokking:
+        return [w.loss(found.mean), n.plain_interval(found.low, found.high)]
+    whole = place.grokked == seeds
+    # Runs that never grokked stand for "more than": their mean is a bound and has no interval.
+    interval = n.plain_interval(found.low, found.high, 0) if whole else w.ABSENT
+    mean = f"{'' if whole else 'over '}{found.mean:,.0f}"
+    return [mean, interval, f"{place.grokked} of {seeds}"]
+
+
+def _against(place: Place, control: Place | None) -> list[str]:
+    if control is None or place is control or not n.known([*place.values, *control.values]):
+        return [w.ABSENT, w.ABSENT]
+    if place.grokked not in (None, len(place.values)) or control.grokked not in (
+        None,
+        len(control.values),
+    ):
+        return [w.ABSENT, w.ABSENT]
+    share = n.relative_pairs(control.values, place.values)
+    return [w.percent(share.mean), n.percent_interval(share.low, share.high)]
+
+
+def _value(value: float, place: Place, race: Study) -> str:
+    if not math.isfinite(value):
+        return n.DIVERGED
+    if place.grokked is None:
+        return w.loss(value)
+    return "never" if value > race.campaign.steps else f"{value:,.0f}"
+
+
+def _sentence(places: list[Place], race: Study) -> str:
+    """Who is first, and whether the seeds tell it from the second."""
+    if len(places) < 2 or race.shortcoming is not None:
+        return ""
+    first, second = places[:2]
+    if not n.known([*first.values, *second.values]):
+        return f"{text(first.name)} is first; {text(second.name)} diverged on a seed."
+    share = n.relative_pairs(second.values, first.values)
+    less = "fewer updates" if race.campaign.task == "grokking" else "lower loss"
+    apart = "tell apart" if n.told_apart(share) else "cannot tell from a tie"
+    return (
+        f"{text(first.name)} is first: {n.amount(share.mean)} {less} than {text(second.name)} "
+        f"(95 % interval {n.percent_interval(share.low, share.high)}), which "
+        f"{w.many(len(first.values), 'seed')} {apart}."
+    )

@@ -1,0 +1,183 @@
+"""Paint the pictures, light and dark, narrow enough to be read at 400 pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+
+from gomuon.lab import storage
+from gomuon.lab.canvas import Look, draw, label
+from gomuon.lab.evidence import drawings
+from gomuon.lab.evidence.reading import Evidence
+from gomuon.lab.experiments import EXPERIMENTS
+
+SETTLED = 100  # the first updates fall from ln(vocabulary) and would flatten all that matters
+
+Painter = Callable[[Figure, Look], None]
+
+
+def paint_all(evidence: Evidence) -> dict[str, str]:
+    """File name -> SVG, of every picture the evidence allows."""
+    found: dict[str, str] = {}
+    for name, (painter, height) in _painters(evidence).items():
+        for ending, dark in (("", False), ("-dark", True)):
+            found[f"{name}{ending}.svg"] = draw(painter, Look(wide=False, dark=dark), height)
+    return found
+
+
+def write(evidence: Evidence, folder: Path) -> list[str]:
+    """Write the pictures, and remove those whose evidence is gone; the names that remain."""
+    painted = paint_all(evidence)
+    if painted:
+        storage.make_folder(folder)
+    for name, svg in painted.items():
+        _write(folder / name, svg)
+    for name in drawings.NAMES:
+        for ending in ("", "-dark"):
+            if f"{name}{ending}.svg" not in painted:
+                (folder / f"{name}{ending}.svg").unlink(missing_ok=True)
+    return list(painted)
+
+
+def _write(path: Path, svg: str) -> None:
+    storage.write_atomically(path, lambda part: part.write_text(svg, encoding="utf-8"))
+
+
+def _painters(evidence: Evidence) -> dict[str, tuple[Painter, float]]:
+    found: dict[str, tuple[Painter, float]] = {}
+    if panels := drawings.trajectories(evidence):
+        found["trajectories"] = (_trajectories(panels), 0.5 + 2.2 * len(panels))
+    if groks := drawings.grokking(evidence):
+        found["grokking"] = (_grokking(groks), 0.5 + 2.2 * len(groks))
+    if dots := drawings.comparison(evidence):
+        rows = sum(len(panel.rows) for panel in dots)
+        found["comparison"] = (_comparison(dots), 0.75 * len(dots) + 0.17 * rows)
+    return found
+
+
+def _trajectories(panels: tuple[drawings.Panel, ...]) -> Painter:
+    def paint(figure: Figure, look: Look) -> None:
+        grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, panel in zip(grid, panels, strict=True):
+            _differences(axes, panel, look)
+        grid[-1].set_xlabel("update")
+
+    return paint
+
+
+def _differences(axes: Axes, panel: drawings.Panel, look: Look) -> None:
+    settled = [0.0]
+    for series in panel.series:
+        color = look.color(series.color)
+        for line in series.lines:
+            axes.plot(*zip(*line, strict=True), color=color, lw=0.7, alpha=0.45)
+            settled += [y for x, y in line if x >= SETTLED]
+        axes.plot(*zip(*series.mean, strict=True), color=color, lw=2, label=label(series.name, 34))
+        if series.paper:
+            axes.plot(
+                *zip(*series.paper, strict=True), "D", color=look.paper, mec=color, ms=6, mew=1.6
+            )
+            settled += [y for _, y in series.paper]
+    if any(series.paper for series in panel.series):
+        axes.plot([], [], "D", color=look.paper, mec=look.ink, ms=6, mew=1.6, label="the paper's")
+    low, high = min(settled), max(settled)
+    margin = 0.12 * (high - low or 1.0)
+    axes.set_ylim(low - margin, high + margin)
+    axes.set_xlim(0, max(x for series in panel.series for x, _ in series.mean))
+    for first, last in EXPERIMENTS["ptb"].windows:
+        axes.axvspan(first, last, color=look.ink, alpha=0.07, linewidth=0)
+    axes.axhline(0, color=look.ink, lw=1)
+    axes.yaxis.set_major_formatter(FuncFormatter(_signed))
+    axes.set_ylabel("Go-MUON's loss,\n% over Muon's", fontsize=9)
+    axes.set_title(label(panel.title, 40), fontsize=10, loc="left")
+    axes.legend(fontsize=8, loc="best", handlelength=1.4, borderaxespad=0.2)
+    axes.tick_params(labelsize=8)
+
+
+def _grokking(panels: tuple[drawings.GrokPanel, ...]) -> Painter:
+    def paint(figure: Figure, look: Look) -> None:
+        grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
+        for axes, panel in zip(grid, panels, strict=True):
+            _accuracies(axes, panel, look)
+        grid[-1].set_xlabel("update (log scale)")
+
+    return paint
+
+
+def _accuracies(axes: Axes, panel: drawings.GrokPanel, look: Look) -> None:
+    last = 10.0
+    for line in sorted(panel.lines, key=lambda line: line.main):
+        color = look.color(line.color)
+        style = {"lw": 2.0} if line.main else {"lw": 0.9, "alpha": 0.6, "ls": (0, (3, 2))}
+        axes.plot(*zip(*line.points, strict=True), color=color, label=label(line.name), **style)
+        last = max(last, line.points[-1][0])
+        if line.main and line.grok is not None:
+            axes.plot([line.grok], [99], "o", color=color, ms=6, mec=look.paper, zorder=5)
+        if line.paper is not None:
+            axes.axvline(line.paper, color=color, lw=1.2, ls=(0, (1, 1.5)))
+    if any(line.paper is not None for line in panel.lines):
+        axes.plot([], [], color=look.ink, lw=1.2, ls=(0, (1, 1.5)), label="the paper's")
+    axes.set_xscale("log")
+    axes.set_xlim(10, last * 1.05)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
+    axes.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 99]))
+    axes.set_ylim(-3, 103)
+    axes.set_ylabel("held-out accuracy, %", fontsize=9)
+    axes.set_title(label(panel.title, 40), fontsize=10, loc="left")
+    axes.legend(fontsize=7.5, loc="upper left", handlelength=1.6, borderaxespad=0.2)
+    axes.tick_params(labelsize=8)
+
+
+def _comparison(panels: tuple[drawings.DotPanel, ...]) -> Painter:
+    def paint(figure: Figure, look: Look) -> None:
+        ratios = [len(panel.rows) + 1.5 for panel in panels]
+        grid = figure.subplots(
+            len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": ratios}
+        )[:, 0]
+        for axes, panel in zip(grid, panels, strict=True):
+            _dots(axes, panel, look)
+
+    return paint
+
+
+def _dots(axes: Axes, panel: drawings.DotPanel, look: Look) -> None:
+    """A ring per seed and a diamond for the mean; Go-MUON and its variants in a colour apart."""
+    for i, row in enumerate(panel.rows):
+        color = look.color(0 if row.name.startswith("Go-MUON") else 1)
+        spread = np.linspace(-0.18, 0.18, len(row.values)) if len(row.values) > 1 else [0.0]
+        for value, shift in zip(row.values, spread, strict=True):
+            if value is not None:
+                axes.plot([value], [i + shift], "o", color=color, ms=3.5, mfc="none", alpha=0.8)
+        if row.mean is not None:
+            axes.plot([row.mean], [i], "D", color=color, ms=5.5, mec=look.paper)
+        missing = sum(value is None for value in row.values)
+        if missing:
+            words = "never" if panel.steps else "diverged"
+            axes.annotate(
+                words if missing == len(row.values) else f"{missing} × {words}",
+                (0.99, i),
+                xycoords=("axes fraction", "data"),
+                ha="right",
+                va="center",
+                fontsize=7.5,
+                color=look.ink,
+            )
+    axes.set_yticks(range(len(panel.rows)), [label(row.name, 24) for row in panel.rows])
+    axes.set_ylim(len(panel.rows) - 0.4, -0.6)
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel(panel.axis, fontsize=9)
+    axes.set_title(label(panel.title, 40), fontsize=10, loc="left")
+    axes.tick_params(labelsize=8)
+    if panel.steps:
+        axes.set_xlim(0, panel.steps * 1.05)
+
+
+def _signed(value: float, _: object) -> str:
+    return f"{value:+.3g}".replace("-", "−") if abs(value) > 1e-12 else "0"

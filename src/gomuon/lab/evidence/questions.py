@@ -1,0 +1,200 @@
+"""What the paper leaves open and the runs can answer: a table each, and a sentence by rule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from gomuon.lab import schedules
+from gomuon.lab import wording as w
+from gomuon.lab.evidence import numbers as n
+from gomuon.lab.evidence.reading import TRAJECTORY, Evidence, Study
+from gomuon.lab.evidence.tables import code, table, text
+from gomuon.lab.statistics import Paired
+
+Comparison = tuple[str, str, str]  # campaign, control, candidate
+PAIRS = ("campaign", "arm", "against", "relative", "95 % interval", "lower on")
+
+
+def section(evidence: Evidence) -> list[str]:
+    return [
+        "Relative differences of the geometric mean of the windows, paired by seed; negative means "
+        "lower loss. A difference counts as told apart when its 95 % interval leaves zero out.",
+        "### How much of the Shakespeare gain survives a tuned plain Muon?",
+        *_shakespeare(evidence),
+        "### Input side or output side?",
+        *_compared(
+            evidence,
+            [
+                ("ablations", "k4", "input-only"),
+                ("ablations", "k4", "output-only"),
+                ("ablations", "output-only", "input-only"),
+                ("race-ptb", "go-muon", "go-muon-input"),
+                ("race-shakespeare", "go-muon", "go-muon-input"),
+            ],
+        ),
+        "### How often must the geometry be renewed?",
+        *_compared(evidence, [("ablations", "k4", "k1"), ("ablations", "k4", "k16")]),
+        "### Does an average on A help?",
+        *_compared(evidence, [("ablations", "k4", "average-a")]),
+        "### Weight decay in the geometry or plain?",
+        *_decay(evidence),
+        "### How much does AdamW's rate matter in modular addition?",
+        *_adamw_rate(evidence.get("adamw-rate")),
+    ]
+
+
+def compare(evidence: Evidence, comparison: Comparison) -> Paired | None:
+    """The paired relative difference; None unless the campaign is whole and nothing diverged."""
+    name, control, candidate = comparison
+    study = evidence.get(name)
+    if study is None or study.shortcoming is not None or not study.has(control, candidate):
+        return None
+    seeds = list(study.campaign.seeds)
+    first, second = (study.losses(arm, TRAJECTORY, seeds) for arm in (control, candidate))
+    return n.relative_pairs(first, second) if n.known([*first, *second]) else None
+
+
+def _compared(evidence: Evidence, comparisons: Sequence[Comparison]) -> list[str]:
+    rows = [_row(evidence, comparison) for comparison in comparisons]
+    sentences = [_sentence(evidence, comparison) for comparison in comparisons]
+    return [table(PAIRS, rows, left=3), " ".join(filter(None, sentences))]
+
+
+def _row(evidence: Evidence, comparison: Comparison) -> list[str]:
+    name, control, candidate = comparison
+    study, found = evidence.get(name), compare(evidence, comparison)
+    titles = [_title(study, arm) for arm in (candidate, control)]
+    if found is None:
+        return [code(name), *titles, _why(study, control, candidate), w.ABSENT, w.ABSENT]
+    return [
+        code(name),
+        *titles,
+        w.percent(found.mean),
+        n.percent_interval(found.low, found.high),
+        f"{found.wins} of {len(found.differences)}",
+    ]
+
+
+def _title(study: Study | None, arm: str) -> str:
+    return text(study.arm(arm).label if study is not None and study.has(arm) else arm)
+
+
+def _why(study: Study | None, *arms: str) -> str:
+    if study is None or not study.has(*arms):
+        return n.NOT_RUN
+    return study.shortcoming or n.DIVERGED
+
+
+def _sentence(evidence: Evidence, comparison: Comparison) -> str:
+    name, control, candidate = comparison
+    found = compare(evidence, comparison)
+    if found is None:
+        return ""
+    study = evidence[name]
+    subject, other = (text(study.arm(arm).label) for arm in (candidate, control))
+    pairs = len(found.differences)
+    apart = "tell apart" if n.told_apart(found) else "cannot tell from none"
+    return (
+        f"On {study.campaign.task}, {subject} ends {n.lower_or_higher(found.mean)} than {other}, "
+        f"a difference that {w.many(pairs, 'pair')} {apart}."
+    )
+
+
+def _shakespeare(evidence: Evidence) -> list[str]:
+    against: list[Comparison] = [
+        ("shakespeare", "muon-qk", "go-muon"),
+        ("shakespeare", "muon", "go-muon"),
+        ("race-shakespeare", "muon", "go-muon"),
+    ]
+    rows = [_row(evidence, comparison) for comparison in against]
+    blocks = [table(PAIRS, rows, left=3)]
+    control, *others = (compare(evidence, comparison) for comparison in against)
+    sentences = []
+    for (name, _, _), found in zip(against[1:], others, strict=True):
+        if found is None:
+            continue
+        apart = "tell apart" if n.told_apart(found) else "cannot tell from none"
+        words = (
+            f"Against the plain Muon tuned for {code(name)} Go-MUON ends "
+            f"{n.lower_or_higher(found.mean)}, which {w.many(len(found.differences), 'pair')} "
+            f"{apart}"
+        )
+        if control is not None and control.mean < 0:
+            share = max(0.0, found.mean / control.mean)
+            words += f": {share:.0%} of the gain against the Q/K reading"
+        sentences.append(f"{words}.")
+    return [*blocks, " ".join(sentences)]
+
+
+def _decay(evidence: Evidence) -> list[str]:
+    blocks = _compared(
+        evidence,
+        [
+            ("ablations", "plain-decay", "geometry-decay"),
+            ("ablations", "k4", "plain-decay"),
+            ("ablations", "k4", "geometry-decay"),
+        ],
+    )
+    study = evidence.get("ablations")
+    if study is None or not study.has("plain-decay", "geometry-decay"):
+        return blocks
+    sums = {name: decay_sum(study, name) for name in ("plain-decay", "geometry-decay")}
+    equal = math.isclose(*sums.values(), rel_tol=1e-9)
+    listed = w.listing([f"{value:.3f} ({name})" for name, value in sums.items()])
+    said = "equal, as it must be to compare them" if equal else "NOT equal, so they do not compare"
+    return [*blocks, f"Σ lr·wd over the run is {listed}: {said}."]
+
+
+def decay_sum(study: Study, name: str) -> float:
+    """Σ lr·wd over an arm's run, with the cosine of the corpora."""
+    arm = study.arm(name)
+    decay = float(arm.options.get("weight_decay", 0.0))
+    return (arm.rate or 0.0) * decay * math.fsum(schedules.cosine(study.campaign.steps))
+
+
+def _adamw_rate(study: Study | None) -> list[str]:
+    if study is None:
+        return [f"{code('adamw-rate')}: {n.NOT_RUN}."]
+    rates: dict[float, dict[str, list[int | None]]] = {}
+    for arm in study.campaign.arms:
+        for seed, run in arm.finished.items():
+            of_rate = rates.setdefault(run.config.adamw_lr, {})
+            of_rate.setdefault(run.config.optimizer, []).append(study.grok_steps(arm.name)[seed])
+    steps = study.campaign.steps
+    names = ("muon", "go-muon")
+    rows = [
+        [f"{rate:g}", *(_steps(found.get(name, []), steps) for name in names)]
+        for rate, found in sorted(rates.items())
+    ]
+    blocks = [
+        f"Grok step on each of {w.seeds(study.campaign.seeds)}; {w.many(steps, 'update')} each.",
+        table(("AdamW's rate", "Muon", "Go-MUON"), rows),
+    ]
+    if study.shortcoming is not None:
+        return [*blocks, f"{study.shortcoming}."]
+    return [*blocks, " ".join(_rate_sentence(rates, name, steps) for name in names)]
+
+
+def _steps(values: Sequence[int | None], steps: int) -> str:
+    if not values:
+        return n.NOT_RUN
+    return ", ".join(f"over {steps:,}" if value is None else f"{value:,}" for value in values)
+
+
+def _rate_sentence(rates: dict[float, dict[str, list[int | None]]], name: str, steps: int) -> str:
+    found = [value for of_rate in rates.values() for value in of_rate.get(name, [])]
+    known = [value for value in found if value is not None]
+    title = {"muon": "Muon", "go-muon": "Go-MUON"}[name]
+    count = f"{title} groks within {steps:,} updates in {len(known)} of {len(found)} runs"
+    if len(known) < len(found) or not known:
+        return f"{count}."
+    means = {
+        rate: math.fsum(v for v in of_rate[name] if v is not None) / len(of_rate[name])
+        for rate, of_rate in rates.items()
+    }
+    first, last = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
+    return (
+        f"{count}, from {means[first]:,.0f} updates on average at {first:g} to "
+        f"{means[last]:,.0f} at {last:g}."
+    )

@@ -1,0 +1,66 @@
+"""What the paper leaves open, and what stands here in its place."""
+
+from __future__ import annotations
+
+from gomuon.lab.evidence.beside import figures_of
+from gomuon.lab.evidence.slots import PAPER
+from gomuon.lab.evidence.tables import code, table, text
+
+OPEN = (
+    (
+        "the Q/K control of Tiny Shakespeare",
+        "named, not defined",
+        "`muon-qk`, a reading: see docs/methods.md",
+    ),
+    (
+        "the halfspace baseline",
+        "described in a sentence",
+        "`halfspace`, a reading: see docs/methods.md",
+    ),
+    (
+        "AdamW for embeddings, norms and vectors",
+        "settings not given",
+        "torch's, betas (.9, .95), no weight decay; rate 3e-3 on the corpora and 1e-2 in modular "
+        "addition, a reading whose effect `adamw-rate` measures",
+    ),
+    (
+        "the schedule of the corpora",
+        "not given",
+        "a cosine to zero without warm-up, a reading",
+    ),
+    (
+        "initialisation, minibatches, seeds",
+        "not published",
+        "drawn from the run's seed; our seed 0 is not the paper's seed 0, so figures can agree "
+        "only within the spread over seeds",
+    ),
+    (
+        "the text of the corpora",
+        "training characters",
+        "the files that `gomuon data` fetches, by sha256",
+    ),
+    (
+        "the eigenvalue floor “at roundoff scale”",
+        "not given",
+        "d·ε·λ_max, a reading",
+    ),
+    (
+        "the scale of δ under a mean loss",
+        "not given",
+        "N·∂L/∂y with N the rows the layer saw in the step, a reading",
+    ),
+)
+
+
+def section() -> list[str]:
+    notes = []
+    for name in PAPER:
+        figures = figures_of(name)
+        notes.append(f"- {code(name)} ({text(figures.source)}): {text(' '.join(figures.notes))}")
+    return [
+        "Where the paper leaves something open, one reading of it was fixed before anything ran. A "
+        "verdict can be no better than the reading it rests on.",
+        table(("what", "the paper", "here"), OPEN, left=3),
+        "What to know about the paper's own figures:",
+        "\n".join(notes),
+    ]

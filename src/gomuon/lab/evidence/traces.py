@@ -1,0 +1,95 @@
+"""Where every figure comes from: folder, command, commit, seeds, versions and machine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gomuon.lab import wording as w
+from gomuon.lab.evidence import numbers as n
+from gomuon.lab.evidence.reading import Evidence, Study
+from gomuon.lab.evidence.slots import SLOTS
+from gomuon.lab.evidence.spelling import command, sweep_of, uses_selection
+from gomuon.lab.evidence.tables import code, table, text
+
+PACKAGES = ("gomuon", "torch", "python", "numpy")
+COMMIT = 10  # digits that are shown
+
+
+def spelled(study: Study, evidence: Evidence) -> str:
+    """The command that makes the campaign."""
+    sweep = evidence.get(sweep_of(study.plan)) if uses_selection(study.plan) else None
+    return command(study.plan, None if sweep is None else sweep.selection)
+
+
+def source(name: str, evidence: Evidence) -> str:
+    """The line under a heading: what its figures were read from."""
+    study = evidence.get(name)
+    if study is None:
+        return f"{code(f'results/{name}')}: {n.NOT_RUN}."
+    state = f"{w.many(len(study.runs), 'run')} of {study.declared}"
+    if study.shortcoming is not None:
+        state += "; nothing is concluded from it yet"
+    return (
+        f"{code(f'results/{name}')}: {state}, {w.seeds(study.campaign.seeds)}, commit "
+        f"{_commits(study)}, made by {code(spelled(study, evidence))}."
+    )
+
+
+def section(evidence: Evidence) -> list[str]:
+    rows = []
+    for name in SLOTS:
+        study = evidence.get(name)
+        if study is None:
+            rows.append([code(name), n.NOT_RUN, *[w.ABSENT] * 5])
+            continue
+        rows.append(
+            [
+                code(name),
+                code(spelled(study, evidence)),
+                _commits(study),
+                _seeds(study),
+                f"{len(study.runs)} of {study.declared}",
+                _versions(study),
+                _machines(study),
+            ]
+        )
+    heads = ("folder", "command", "commit", "seeds", "runs", "versions", "machine")
+    return [
+        "Each folder under `results/` holds the plan as it was declared before the first update, "
+        "and per run `manifest.json` (configuration, hashes, versions, machine, commit), "
+        "`result.json` (windows or grok step, and the sha256 of the metrics it was computed from) "
+        "and `curve.json` (means over ten updates). Commands start from the root of a clone.",
+        table(heads, rows, left=len(heads)),
+    ]
+
+
+def _commits(study: Study) -> str:
+    found = _distinct(run.commit for run in study.runs)
+    return ", ".join(code(str(commit)[:COMMIT]) for commit in found) or "unknown"
+
+
+def _seeds(study: Study) -> str:
+    seeds = [str(seed) for seed in study.campaign.seeds]
+    tuning = study.plan.get("tuning_seed")
+    return ", ".join(seeds) + ("" if tuning is None else f"; tuning {tuning}")
+
+
+def _versions(study: Study) -> str:
+    found = _distinct(
+        ", ".join(f"{name} {run.versions[name]}" for name in PACKAGES if name in run.versions)
+        for run in study.runs
+    )
+    return text("; ".join(found)) or w.ABSENT
+
+
+def _machines(study: Study) -> str:
+    found = _distinct(
+        f"{run.machine.get('processor', 'unknown')}, {run.machine.get('cores', '?')} cores, "
+        f"{w.many(int(run.machine.get('threads', run.config.threads)), 'thread')}"
+        for run in study.runs
+    )
+    return text("; ".join(found)) or w.ABSENT
+
+
+def _distinct(values: Iterable[str | None]) -> list[str]:
+    return [value for value in dict.fromkeys(values) if value is not None]
