@@ -173,7 +173,7 @@ def grokking(study: Study | None) -> list[str]:
     plan, paper = EXPERIMENTS["grokking"], figures_of("grokking")
     rows = []
     for arm in sorted(plan.arms, key=lambda arm: arm.group):
-        runs = list(study.arm(arm.name).finished.values()) if _present(study, arm.name) else []
+        runs = _runs(study, arm.name)
         row = [text(arm.group), text(arm.title)]
         for key in STEPS:
             row += [w.step(paper.grokking.get(arm.name, {}).get(key)), _step(runs, key, plan.steps)]
@@ -211,8 +211,10 @@ def _speedup(study: Study, control: str, candidate: str, seed: int) -> str:
     return f"over {study.campaign.steps / go:.1f}×" if muon is None else f"{muon / go:.1f}×"
 
 
-def _present(study: Study | None, arm: str) -> bool:
-    return study is not None and study.has(arm)
+def _runs(study: Study | None, arm: str) -> list[Run]:
+    if study is None or not study.has(arm):
+        return []
+    return list(study.arm(arm).finished.values())
 
 
 def _step(runs: Sequence[Run], key: str, steps: int) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import get_args
 
 from gomuon.lab import wording as w
 from gomuon.lab.evidence import beside, contest, drawings, quality, questions, readings, traces
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.claims import ABSTRACT, FURTHER, Claim
+from gomuon.lab.evidence.judging import Verdict
 from gomuon.lab.evidence.reading import Evidence
 from gomuon.lab.evidence.slots import SLOTS
 from gomuon.lab.evidence.tables import code, table, text
@@ -94,8 +96,8 @@ def _state(evidence: Evidence) -> str:
     absent = [name for name in SLOTS if name not in evidence]
     begun = [f"{code(name)} ({s.shortcoming})" for name, s in evidence.items() if s.shortcoming]
     parts = [
-        f"Here are {w.many(len(runs), 'run')} of {len(evidence)} of {len(SLOTS)} campaigns, in "
-        f"float32 on {text('; '.join(machines))}, with {text(', '.join(torches))}."
+        f"Here are {w.many(len(runs), 'run')} of {len(evidence)} of {len(SLOTS)} campaigns, "
+        f"on {text('; '.join(machines))}, with {text(', '.join(torches))}."
     ]
     if begun:
         parts.append(f"Not whole: {w.listing(begun)}.")
@@ -135,8 +137,7 @@ def _claim_table(claims: Sequence[Claim], evidence: Evidence) -> str:
 
 def _tally(claims: Sequence[Claim], evidence: Evidence) -> str:
     found = Counter(claim.finding(evidence)[0] for claim in claims)
-    order = ("reproduced", "qualified", "not reproduced", "not run yet")
-    counts = [f"{found[verdict]} {verdict}" for verdict in order if found[verdict]]
+    counts = [f"{found[verdict]} {verdict}" for verdict in get_args(Verdict) if found[verdict]]
     return f"Of {len(claims)} claims: {w.listing(counts)}."
 
 

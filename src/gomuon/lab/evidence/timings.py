@@ -10,7 +10,7 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.evidence.numbers import estimate
 from gomuon.lab.evidence.reading import Study
 from gomuon.lab.gather import TIMING
-from gomuon.lab.statistics import geometric_mean
+from gomuon.lab.statistics import compare_times
 
 
 @dataclass(frozen=True)
@@ -65,19 +65,12 @@ class Timing:
         if control not in self.seconds or candidate not in self.seconds:
             return None
         a, b = self.seconds[control], self.seconds[candidate]
-        if len(a) != len(b):
-            mean = math.fsum(b) / len(b) / (math.fsum(a) / len(a))
-            return Ratio(mean, math.nan, math.nan, None, min(len(a), len(b)))
-        logs = [math.log(second / first) for first, second in zip(a, b, strict=True)]
-        found = estimate(logs)
-        variance = math.fsum((x - found.mean) ** 2 for x in logs) / max(1, len(logs) - 1)
-        return Ratio(
-            geometric_mean([math.exp(x) for x in logs]),
-            math.exp(found.low),
-            math.exp(found.high),
-            math.exp(math.sqrt(variance)),
-            len(logs),
-        )
+        found = compare_times(a, b)
+        low = high = math.nan
+        if found.spread is not None:
+            logs = estimate([math.log(y / x) for x, y in zip(a, b, strict=True)])
+            low, high = math.exp(logs.low), math.exp(logs.high)
+        return Ratio(found.mean, low, high, found.spread, found.cycles)
 
     def step(self, arm: str) -> float:
         """Mean seconds of a whole step."""
