@@ -38,7 +38,8 @@ def evidence(
     kept = results or Path("results")
     if collect is not None:
         study = collect_campaign(collect, kept, name)
-        size = sum(path.stat().st_size for path in (kept / study.name).rglob("*.*"))
+        files = [path for path in (kept / study.name).rglob("*") if path.is_file()]
+        size = sum(path.stat().st_size for path in files)
         said = f"{kept / study.name}: {len(study.runs)} of {study.declared} runs, {size:,} bytes"
         console.print(said, markup=False, highlight=False, soft_wrap=True)
         return

@@ -38,6 +38,11 @@ class Place:
         return math.fsum(self.values) / len(self.values)
 
     @property
+    def certain(self) -> bool:
+        """Whether its mean is one, rather than a bound: a run that never groks is over so many."""
+        return self.grokked in (None, len(self.values))
+
+    @property
     def name(self) -> str:
         return optimizers.title(self.arm.optimizer)
 
@@ -68,7 +73,9 @@ def section(evidence: Evidence) -> list[str]:
     blocks = [
         "Every method's rate comes from a sweep with the same declared budget on its own seed; "
         "then all run on fresh seeds, from the same initial parameters, over the same minibatches. "
-        "Ranks are by the mean over seeds. Embeddings, norms and vectors are AdamW's in all of "
+        "Ranks are by the mean over seeds, "
+        "in modular addition with one update more than were made where a run never groks, then by "
+        "held-out accuracy at the end. Embeddings, norms and vectors are AdamW's in all of "
         "them, at one rate; AdamW itself takes its rate for the whole model. A rate at the edge of "
         "its grid means that a better one may lie beyond it.",
     ]
@@ -85,6 +92,11 @@ def _task(evidence: Evidence, task: str) -> list[str]:
     places = standings(race)
     declared = f"{w.seeds(race.campaign.seeds)}, {w.many(race.campaign.steps, 'update')} each"
     blocks.append(f"The race ({code(race.name)}): {declared}; {text(race.campaign.statistic)}.")
+    if sweep is not None and sweep.campaign.steps != race.campaign.steps:
+        blocks.append(
+            f"A run of the sweep makes {w.many(sweep.campaign.steps, 'update')} and one of the "
+            f"race {race.campaign.steps:,}: what is best for the one need not be for the other."
+        )
     if race.shortcoming is not None:
         blocks.append(
             f"{race.shortcoming[0].upper()}{race.shortcoming[1:]}, so there is no final rank."
@@ -106,12 +118,14 @@ def _table(places: list[Place], sweep: Study | None, race: Study) -> str:
     grokking = race.campaign.task == "grokking"
     control = next((place for place in places if place.arm.optimizer == CONTROL), None)
     heads = ["rank", "method", "rate", "momentum", "edge of its grid"]
-    heads += ["grok step, mean", "95 % interval", "grokked"] if grokking else ["mean", "interval"]
+    heads += (
+        ["grok step, mean", "95 % interval", "grokked"] if grokking else ["mean", "95 % interval"]
+    )
     heads += ["against Muon", "95 % interval", *(f"seed {s}" for s in race.campaign.seeds)]
     rows = []
     for rank, place in enumerate(places, start=1):
         row = [str(rank), text(place.name), f"{place.arm.rate:g}"]
-        row += [_momentum(place), _edge(sweep, place), *_mean(place, grokking)]
+        row += [_momentum(place), _edge(sweep, place), *_mean(place, grokking, race.campaign.steps)]
         row += _against(place, control)
         row += [_value(value, place, race) for value in place.values]
         rows.append(row)
@@ -136,27 +150,24 @@ def _edge(sweep: Study | None, place: Place) -> str:
     return EDGES.get(entry["edge"] or "", "no")
 
 
-def _mean(place: Place, grokking: bool) -> list[str]:
+def _mean(place: Place, grokking: bool, steps: int) -> list[str]:
     seeds = len(place.values)
     if not math.isfinite(place.mean):
         return [n.DIVERGED, w.ABSENT, *(["0 of " + str(seeds)] if grokking else [])]
     found = n.estimate(place.values)
     if not grokking:
         return [w.loss(found.mean), n.plain_interval(found.low, found.high)]
-    whole = place.grokked == seeds
-    # Runs that never grokked stand for "more than": their mean is a bound and has no interval.
-    interval = n.plain_interval(found.low, found.high, 0) if whole else w.ABSENT
-    mean = f"{'' if whole else 'over '}{found.mean:,.0f}"
-    return [mean, interval, f"{place.grokked} of {seeds}"]
+    share = f"{place.grokked} of {seeds}"
+    if not place.certain:
+        bound = math.fsum(min(value, steps) for value in place.values) / seeds
+        return [f"over {bound:,.0f}", w.ABSENT, share]
+    return [f"{found.mean:,.0f}", n.plain_interval(found.low, found.high, 0), share]
 
 
 def _against(place: Place, control: Place | None) -> list[str]:
     if control is None or place is control or not n.known([*place.values, *control.values]):
         return [w.ABSENT, w.ABSENT]
-    if place.grokked not in (None, len(place.values)) or control.grokked not in (
-        None,
-        len(control.values),
-    ):
+    if not (place.certain and control.certain):
         return [w.ABSENT, w.ABSENT]
     share = n.relative_pairs(control.values, place.values)
     return [w.percent(share.mean), n.percent_interval(share.low, share.high)]
@@ -177,6 +188,9 @@ def _sentence(places: list[Place], race: Study) -> str:
     first, second = places[:2]
     if not n.known([*first.values, *second.values]):
         return f"{text(first.name)} is first; {text(second.name)} diverged on a seed."
+    if not (first.certain and second.certain):
+        counts = [f"{text(p.name)} groks in {p.grokked} of {len(p.values)} runs" for p in places]
+        return f"{'; '.join(counts)}."
     share = n.relative_pairs(second.values, first.values)
     less = "fewer updates" if race.campaign.task == "grokking" else "lower loss"
     apart = "tell apart" if n.told_apart(share) else "cannot tell from a tie"

@@ -65,6 +65,7 @@ class DotRow:
     name: str
     values: tuple[float | None, ...]
     mean: float | None
+    remark: str = ""  # why it has no mean
 
 
 @dataclass(frozen=True)
@@ -161,7 +162,7 @@ def grokking(evidence: Evidence) -> tuple[GrokPanel, ...]:
                         arm.name in chosen,
                     )
                 )
-        panels.append(GrokPanel(group, tuple(lines)))
+        panels.append(GrokPanel(f"Modular addition, {group}", tuple(lines)))
     return tuple(panels)
 
 
@@ -179,7 +180,7 @@ def comparison(evidence: Evidence) -> tuple[DotPanel, ...]:
             continue
         axis = "updates to grok" if steps else "% above the lowest mean loss"
         rows = tuple(_dots(place, min(finite), steps) for place in places)
-        panels.append(DotPanel(title, axis, steps, rows))
+        panels.append(DotPanel(f"{title[0].upper()}{title[1:]}", axis, steps, rows))
     return tuple(panels)
 
 
@@ -190,5 +191,17 @@ def _dots(place: contest.Place, best: float, steps: int | None) -> DotRow:
         return of if steps is not None else round(100 * (of / best - 1), DECIMALS)
 
     values = tuple(value(one) for one in place.values)
-    mean = None if None in values else value(place.mean)
-    return DotRow(place.name, values, mean)
+    lost = values.count(None)
+    words = "diverged" if math.inf in place.values else "never"
+    remark = words if lost == len(values) else f"{lost} × {words}"
+    return DotRow(place.name, values, None if lost else value(place.mean), remark if lost else "")
+
+
+def limit(panel: DotPanel) -> float:
+    """Where a panel's axis ends: one method far behind must not flatten all the others."""
+    if panel.steps is not None:
+        return 1.2 * panel.steps  # with room for those that never do
+    means = sorted(row.mean for row in panel.rows if row.mean is not None)
+    usual = means[(3 * (len(means) - 1)) // 4]
+    highest = max(value for row in panel.rows for value in row.values if value is not None)
+    return min(highest, max(5 * usual, 1.0))

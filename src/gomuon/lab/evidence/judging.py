@@ -9,8 +9,9 @@ from gomuon.lab import paper_figures as paper
 from gomuon.lab import wording as w
 from gomuon.lab.campaign import screen
 from gomuon.lab.evidence import numbers as n
-from gomuon.lab.evidence.beside import alignment_counts, printed, printed_share, shown
+from gomuon.lab.evidence.beside import printed, printed_share, shown
 from gomuon.lab.evidence.reading import TRAJECTORY, Study, measured
+from gomuon.lab.evidence.steps import alignment_counts
 from gomuon.lab.evidence.tables import text
 from gomuon.lab.evidence.timings import Timing
 from gomuon.lab.experiments import EXPERIMENTS

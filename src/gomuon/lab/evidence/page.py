@@ -7,7 +7,17 @@ from collections.abc import Sequence
 from typing import get_args
 
 from gomuon.lab import wording as w
-from gomuon.lab.evidence import beside, contest, drawings, quality, questions, readings, traces
+from gomuon.lab.evidence import (
+    beside,
+    contest,
+    drawings,
+    groks,
+    quality,
+    questions,
+    readings,
+    steps,
+    traces,
+)
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.claims import ABSTRACT, FURTHER, Claim
 from gomuon.lab.evidence.judging import Verdict
@@ -29,7 +39,8 @@ A verdict says whether what the paper states came out again, by the rule beside 
 say that three seeds are enough."""
 READING = """\
 `reproduced`, `qualified` and `not reproduced` follow from the numbers by the rules below;
-`not run yet` means that a campaign is absent or unfinished, and nothing is said of it."""
+`not run yet` means that a campaign is absent or unfinished, and nothing is said of it. Theory
+is held by tests that run with every change; `gomuon verify` checks it on your own machine."""
 CAPTIONS = {
     "trajectories": (
         "Go-MUON's training loss in per cent of its control's, both smoothed over 50 updates. "
@@ -65,15 +76,15 @@ def markdown(evidence: Evidence, drawn: Sequence[str], pictures: str = "pictures
     for name, plan in EXPERIMENTS.items():
         parts += [f"### {text(plan.title)}", traces.source(name, evidence)]
         if name == "grokking":
-            parts += [*picture("grokking"), *beside.grokking(evidence.get(name))]
+            parts += [*picture("grokking"), *groks.tables(evidence.get(name))]
         else:
             parts += beside.language(name, evidence.get(name))
         if name == "lazy":
             study = evidence.get(name)
-            parts += ["Whole steps, timed in turn in one process.", beside.step_time(study)]
+            parts += ["Whole steps, timed in turn in one process.", steps.times(study)]
             parts += [
                 "Steps against the momentum source and against the current gradient, per seed.",
-                beside.alignment(study),
+                steps.alignment(study),
             ]
     parts += ["## A fair comparison", *picture("comparison"), *contest.section(evidence)]
     parts += ["## Time to quality", *quality.section(evidence)]

@@ -56,7 +56,7 @@ def _painters(evidence: Evidence) -> dict[str, tuple[Painter, float]]:
         found["grokking"] = (_grokking(groks), 0.5 + 2.2 * len(groks))
     if dots := drawings.comparison(evidence):
         rows = sum(len(panel.rows) for panel in dots)
-        found["comparison"] = (_comparison(dots), 0.75 * len(dots) + 0.17 * rows)
+        found["comparison"] = (_comparison(dots), 0.65 * len(dots) + 0.16 * rows)
     return found
 
 
@@ -86,16 +86,18 @@ def _differences(axes: Axes, panel: drawings.Panel, look: Look) -> None:
     if any(series.paper for series in panel.series):
         axes.plot([], [], "D", color=look.paper, mec=look.ink, ms=6, mew=1.6, label="the paper's")
     low, high = min(settled), max(settled)
-    margin = 0.12 * (high - low or 1.0)
-    axes.set_ylim(low - margin, high + margin)
+    span = (high - low) or 1.0
+    entries = len(axes.get_legend_handles_labels()[1])
+    # The legend has the bottom of the panel to itself.
+    axes.set_ylim(low - (0.1 + 0.15 * entries) * span, high + 0.1 * span)
     axes.set_xlim(0, max(x for series in panel.series for x, _ in series.mean))
     for first, last in EXPERIMENTS["ptb"].windows:
         axes.axvspan(first, last, color=look.ink, alpha=0.07, linewidth=0)
     axes.axhline(0, color=look.ink, lw=1)
     axes.yaxis.set_major_formatter(FuncFormatter(_signed))
-    axes.set_ylabel("Go-MUON's loss,\n% over Muon's", fontsize=9)
+    axes.set_ylabel("Go-MUON's loss,\n% over its control's", fontsize=9)
     axes.set_title(label(panel.title, 40), fontsize=10, loc="left")
-    axes.legend(fontsize=8, loc="best", handlelength=1.4, borderaxespad=0.2)
+    axes.legend(fontsize=8, loc="lower left", handlelength=1.4, borderaxespad=0.2)
     axes.tick_params(labelsize=8)
 
 
@@ -149,34 +151,35 @@ def _comparison(panels: tuple[drawings.DotPanel, ...]) -> Painter:
 
 def _dots(axes: Axes, panel: drawings.DotPanel, look: Look) -> None:
     """A ring per seed and a diamond for the mean; Go-MUON and its variants in a colour apart."""
+    limit = drawings.limit(panel)
     for i, row in enumerate(panel.rows):
         color = look.color(0 if row.name.startswith("Go-MUON") else 1)
-        spread = np.linspace(-0.18, 0.18, len(row.values)) if len(row.values) > 1 else [0.0]
-        for value, shift in zip(row.values, spread, strict=True):
-            if value is not None:
-                axes.plot([value], [i + shift], "o", color=color, ms=3.5, mfc="none", alpha=0.8)
-        if row.mean is not None:
-            axes.plot([row.mean], [i], "D", color=color, ms=5.5, mec=look.paper)
-        missing = sum(value is None for value in row.values)
-        if missing:
-            words = "never" if panel.steps else "diverged"
-            axes.annotate(
-                words if missing == len(row.values) else f"{missing} × {words}",
-                (0.99, i),
-                xycoords=("axes fraction", "data"),
-                ha="right",
-                va="center",
-                fontsize=7.5,
-                color=look.ink,
-            )
+        words = row.remark if row.mean is None else ""
+        if row.mean is not None and row.mean > limit:
+            words = f"{row.mean:+.0f} % →"
+        else:
+            spread = np.linspace(-0.18, 0.18, len(row.values)) if len(row.values) > 1 else [0.0]
+            for value, shift in zip(row.values, spread, strict=True):
+                if value is not None:
+                    axes.plot([value], [i + shift], "o", color=color, ms=3.5, mfc="none", alpha=0.8)
+            if row.mean is not None:
+                axes.plot([row.mean], [i], "D", color=color, ms=5, mec=look.paper)
+        axes.annotate(
+            words,
+            (0.99, i),
+            xycoords=("axes fraction", "data"),
+            ha="right",
+            va="center",
+            fontsize=7.5,
+            color=look.ink,
+        )
     axes.set_yticks(range(len(panel.rows)), [label(row.name, 24) for row in panel.rows])
     axes.set_ylim(len(panel.rows) - 0.4, -0.6)
+    axes.set_xlim(-0.04 * limit, 1.04 * limit)
     axes.grid(visible=False, axis="y")
     axes.set_xlabel(panel.axis, fontsize=9)
     axes.set_title(label(panel.title, 40), fontsize=10, loc="left")
     axes.tick_params(labelsize=8)
-    if panel.steps:
-        axes.set_xlim(0, panel.steps * 1.05)
 
 
 def _signed(value: float, _: object) -> str:

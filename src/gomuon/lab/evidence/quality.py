@@ -36,7 +36,7 @@ class Arrival:
 
 
 def final_loss(curve: Curve) -> float:
-    """Mean loss of the last 50 updates."""
+    """Mean loss of the last 50 updates of a curve that has any."""
     last = curve.loss[-SPAN:]
     return math.fsum(last) / len(last)
 
@@ -50,12 +50,16 @@ def reached(curve: Curve, target: float) -> int | None:
 
 
 def arrival(study: Study, arm: ArmView, reference: ArmView) -> Arrival | None:
-    """To the reference's final loss on the same seed; None without curves of both."""
+    """To the reference's final loss on the same seed.
+
+    None without curves of both, or where the reference diverged.
+    """
     found: list[int | None] = []
     for seed in study.campaign.seeds:
         runs = [one.runs.get(seed) for one in (arm, reference)]
         curves = [None if run is None else study.curve(run) for run in runs]
-        if curves[0] is None or curves[1] is None:
+        diverged = runs[1] is None or "diverged_at" in (runs[1].result or {})
+        if curves[0] is None or curves[1] is None or diverged:
             return None
         found.append(reached(curves[0], final_loss(curves[1])))
     return Arrival(tuple(found))
@@ -123,7 +127,7 @@ def _shown_pace(pace: float | None) -> str:
 
 def _arrived(found: Arrival | None) -> str:
     if found is None:
-        return "no curves"
+        return "no target"
     if found.mean is not None:
         return f"{found.mean:,.0f}"
     known: Sequence[int] = [update for update in found.updates if update is not None]

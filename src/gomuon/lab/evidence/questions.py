@@ -9,6 +9,7 @@ from gomuon.lab import schedules
 from gomuon.lab import wording as w
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.reading import TRAJECTORY, Evidence, Study
+from gomuon.lab.evidence.slots import TASKS
 from gomuon.lab.evidence.tables import code, table, text
 from gomuon.lab.statistics import Paired
 
@@ -57,8 +58,7 @@ def compare(evidence: Evidence, comparison: Comparison) -> Paired | None:
 
 def _compared(evidence: Evidence, comparisons: Sequence[Comparison]) -> list[str]:
     rows = [_row(evidence, comparison) for comparison in comparisons]
-    sentences = [_sentence(evidence, comparison) for comparison in comparisons]
-    return [table(PAIRS, rows, left=3), " ".join(filter(None, sentences))]
+    return [table(PAIRS, rows, left=3), _sentence(evidence, comparisons)]
 
 
 def _row(evidence: Evidence, comparison: Comparison) -> list[str]:
@@ -86,19 +86,21 @@ def _why(study: Study | None, *arms: str) -> str:
     return study.shortcoming or n.DIVERGED
 
 
-def _sentence(evidence: Evidence, comparison: Comparison) -> str:
-    name, control, candidate = comparison
-    found = compare(evidence, comparison)
-    if found is None:
+def _sentence(evidence: Evidence, comparisons: Sequence[Comparison]) -> str:
+    """Which of the differences that were measured the seeds tell from none."""
+    measured = [(one, found) for one in comparisons if (found := compare(evidence, one))]
+    if not measured:
         return ""
-    study = evidence[name]
-    subject, other = (text(study.arm(arm).label) for arm in (candidate, control))
-    pairs = len(found.differences)
-    apart = "tell apart" if n.told_apart(found) else "cannot tell from none"
-    return (
-        f"On {study.campaign.task}, {subject} ends {n.lower_or_higher(found.mean)} than {other}, "
-        f"a difference that {w.many(pairs, 'pair')} {apart}."
-    )
+    apart = []
+    for (name, control, candidate), found in measured:
+        if n.told_apart(found):
+            study = evidence[name]
+            subject, other = (text(study.arm(arm).title) for arm in (candidate, control))
+            where = TASKS[study.campaign.task]
+            apart.append(f"{subject} is {n.lower_or_higher(found.mean)} than {other} on {where}")
+    if not apart:
+        return "The seeds tell none of these differences from no difference."
+    return f"Told apart, {len(apart)} of {len(measured)}: {'; '.join(apart)}."
 
 
 def _shakespeare(evidence: Evidence) -> list[str]:
@@ -116,13 +118,13 @@ def _shakespeare(evidence: Evidence) -> list[str]:
             continue
         apart = "tell apart" if n.told_apart(found) else "cannot tell from none"
         words = (
-            f"Against the plain Muon tuned for {code(name)} Go-MUON ends "
+            f"Against the plain Muon tuned for {code(name)} Go-MUON is "
             f"{n.lower_or_higher(found.mean)}, which {w.many(len(found.differences), 'pair')} "
             f"{apart}"
         )
         if control is not None and control.mean < 0:
             share = max(0.0, found.mean / control.mean)
-            words += f": {share:.0%} of the gain against the Q/K reading"
+            words += f": {100 * share:.0f} % of the gain against the Q/K reading"
         sentences.append(f"{words}.")
     return [*blocks, " ".join(sentences)]
 
