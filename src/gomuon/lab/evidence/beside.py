@@ -19,6 +19,11 @@ PRINTED = {
     ("lazy", "501-600"): -0.00119,
     ("lazy", "901-1000"): -0.00320,
 }
+# Pairs won that its sentences give, beside those of its tables.
+WON = {
+    ("ptb", TRAJECTORY): "3 of 3",
+    **{("shakespeare", window): "3 of 3" for window in ("201-300", "501-600", "901-1000")},
+}
 FIGURES = ("measure", "paper", "here", "95 % interval", "here against paper")
 PAIRS = ("measure", "difference", "relative", "95 % interval", "lower on", "paper", "paper's pairs")
 
@@ -159,7 +164,8 @@ def _pair_rows(name: str, control: str, candidate: str, study: Study | None) -> 
             if share is None or difference is None
             else f"{w.signed(difference)}, {w.percent(share)}"
         )
-        beside = [paper, wins.get(measure, w.ABSENT).replace("/", " of ")]
+        won = WON.get((name, measure)) or wins.get(measure, w.ABSENT).replace("/", " of ")
+        beside = [paper, w.ABSENT if share is None else won]
         here, by_seed = _pair(study, control, candidate, measure)
         each = [by_seed.get(seed, w.ABSENT) for seed in _seeds(plan, study)]
         rows.append([shown(measure), *here, *beside, *each])

@@ -27,6 +27,7 @@ def tables(study: Study | None) -> list[str]:
         rows.append(row)
     heads = [f"{title}, {who}" for title in STEPS.values() for who in ("paper", "here")]
     failures = _retention(study)
+    event = f"In the paper: {text(paper.notes[0][0].lower() + paper.notes[0][1:])}"
     return [
         "Updates until 99 % of the training pairs are right, until the first of five consecutive "
         "evaluations with 99 % of the held-out pairs right, and from one to the other. One seed "
@@ -34,7 +35,7 @@ def tables(study: Study | None) -> list[str]:
         table(("modulus", "arm", *heads), rows, left=2),
         "How many times as many updates Muon takes to grok, at the rates the paper selected.",
         table(("modulus", "paper", "here"), _speedups(study)),
-        *([] if failures is None else [failures]),
+        event if failures is None else f"{failures} {event}",
     ]
 
 
