@@ -56,6 +56,15 @@ def test_the_bars_say_what_their_floor_is() -> None:
     assert all(reading.floor is None for reading in bars.read(result))
     result["workloads"]["paper"]["kernels"] = KERNELS
     floor = [reading.floor for reading in bars.read(result)]
-    assert floor[:3] == pytest.approx([0.4 / 5.0, 0.4 / 1.0, (1.0 + 0.45) / 2.0])
+    assert floor[:3] == pytest.approx([0.4 / 5.0, 0.4 / 1.0, (1.0 + 0.45) / (1.0 + 0.9)])
     assert floor[3:] == [None] * 9  # the other side was not measured
+    result["workloads"]["wide"] = result["workloads"].pop("paper")
+    wide = [r.floor for r in bars.read(result) if r.bar.workload == "wide"]
+    assert wide == [None, None]  # Go-MUON was measured there, Muon was not
+    result = made_result(wide={"go_muon_4": 0.9, "go_muon_16": 0.8, "muon": 0.5})
+    result["workloads"]["wide"]["kernels"] = KERNELS
+    wide = [r.floor for r in bars.read(result) if r.bar.workload == "wide"]
+    assert wide == pytest.approx([0.4 / 0.2, 0.325 / 0.2])  # both at their least
+    result = made_result(paper={"go_muon_4": 0.9, "torch_muon": 5.0})
+    result["workloads"]["paper"]["kernels"] = KERNELS
     assert tables.bar_table(result).rows[0][-1] == "0.080"

@@ -117,15 +117,23 @@ def _reading(bar: Bar, result: Mapping[str, Any]) -> Reading:
 
 
 def _floor(bar: Bar, result: Mapping[str, Any]) -> float | None:
+    """Both sides at their least where both are ours; else over what was measured of the other."""
     work = result["workloads"].get(bar.workload, {})
-    if "kernels" not in work:
+    passes = _mean(work.get("arms", {}), REFERENCE, "forward_backward")
+    if "kernels" not in work or passes is None:
         return None
-    least = floors.least(work["kernels"], bar.arm, bar.quantity, result["threads"])
-    passes = _mean(work["arms"], REFERENCE, "forward_backward")
-    other = passes if bar.other == UNIT else _mean(work["arms"], bar.other, bar.quantity)
-    if least is None or passes is None or other is None:
-        return None
-    return (least + (passes[0] if bar.quantity == "whole" else 0.0)) / other[0]
+
+    def least(arm: str) -> float | None:
+        found = floors.least(work["kernels"], arm, bar.quantity, result["threads"])
+        if found is None:
+            return None
+        return found + (passes[0] if bar.quantity == "whole" else 0.0)
+
+    one, two = least(bar.arm), least(bar.other)
+    if two is None:
+        measured = passes if bar.other == UNIT else _mean(work["arms"], bar.other, bar.quantity)
+        two = None if measured is None else measured[0]
+    return None if one is None or two is None else one / two
 
 
 def ratio(
