@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -48,9 +49,9 @@ def test_broken_mathematics_is_found(
 
 def test_a_wrong_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     class Slower(verifying.GoMuon):
-        def step(self, closure: object = None) -> None:
+        def step(self, closure: Any = None) -> Any:
             self.param_groups[0]["factor_decay"] = 0.96
-            super().step()
+            return super().step(closure)
 
     monkeypatch.setattr(verifying, "GoMuon", Slower)
     assert verifying.plain_loop(Place(torch.device("cpu"), torch.float64, 0)) > 1e-8
