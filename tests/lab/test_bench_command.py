@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -109,15 +110,9 @@ def test_fresh_measures_again(tiny: Path, capsys: pytest.CaptureFixture[str]) ->
     ],
 )
 def test_bad_input_is_one_line(
-    arguments: str,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: str, words: str, refused_without_a_trace: Callable[[str], str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert words in refused(["bench", *arguments.split()], capsys)
-    assert not list(tmp_path.iterdir())
+    assert words in refused_without_a_trace(f"bench {arguments}")
 
 
 def test_a_file_of_another_format_is_refused(

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,15 +59,9 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
-    arguments: str,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: str, words: str, refused_without_a_trace: Callable[[str], str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert words in refused(arguments.split(), capsys)
-    assert not list(tmp_path.iterdir())
+    assert words in refused_without_a_trace(arguments)
 
 
 def test_a_read_only_folder_is_refused(

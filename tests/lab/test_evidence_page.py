@@ -6,6 +6,7 @@ import json
 import math
 import re
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -20,7 +21,6 @@ from gomuon.lab.evidence.slots import SLOTS
 from gomuon.lab.evidence.thinning import Curve
 from gomuon.lab.experiments import EXPERIMENTS, OPEN_QUESTIONS
 from tests.lab.made_evidence import everything, small_plan, thin_campaign
-from tests.lab.test_cli import refused
 
 ROOT = Path(__file__).parents[2]
 
@@ -334,15 +334,9 @@ def test_one_method_far_behind_does_not_flatten_the_others() -> None:
     ],
 )
 def test_bad_input_is_one_line(
-    arguments: str,
-    words: str,
-    capsys: pytest.CaptureFixture[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: str, words: str, refused_without_a_trace: Callable[[str], str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert words in refused(["evidence", *arguments.split()], capsys)
-    assert not list(tmp_path.iterdir())
+    assert words in refused_without_a_trace(f"evidence {arguments}")
 
 
 def test_the_committed_page_and_pictures_are_what_the_results_say(tmp_path: Path) -> None:

@@ -91,6 +91,27 @@ class Run:
     timing: list[dict[str, Any]]
     result: dict[str, Any] | None
 
+    @classmethod
+    def from_manifest(
+        cls,
+        folder: Path,
+        manifest: dict[str, Any],
+        result: dict[str, Any] | None,
+        metrics: list[dict[str, Any]],
+        timing: list[dict[str, Any]],
+    ) -> Run:
+        return cls(
+            folder=folder,
+            config=RunConfig.from_dict(manifest["config"], folder / MANIFEST),
+            hashes=manifest["hashes"],
+            versions=manifest.get("versions", {}),
+            machine=manifest.get("machine", {}),
+            commit=manifest.get("commit"),
+            metrics=metrics,
+            timing=timing,
+            result=result,
+        )
+
     @property
     def finished(self) -> bool:
         return self.result is not None
@@ -130,17 +151,8 @@ def load_run(folder: str | Path) -> Run:
     result = read_json(folder / RESULT) if finished else None
     if result is not None:
         _check_metrics(folder, metrics, result)
-    return Run(
-        folder=folder,
-        config=RunConfig.from_dict(manifest["config"], folder / MANIFEST),
-        hashes=manifest["hashes"],
-        versions=manifest.get("versions", {}),
-        machine=manifest.get("machine", {}),
-        commit=manifest.get("commit"),
-        metrics=metrics,
-        timing=read_json_lines(folder / TIMING, whole=False),
-        result=result,
-    )
+    timing = read_json_lines(folder / TIMING, whole=False)
+    return Run.from_manifest(folder, manifest, result, metrics, timing)
 
 
 def _check_metrics(folder: Path, metrics: list[dict[str, Any]], result: dict[str, Any]) -> None:

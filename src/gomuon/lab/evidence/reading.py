@@ -18,7 +18,7 @@ from gomuon.lab.evidence.slots import SLOTS
 from gomuon.lab.evidence.thinning import CURVE, Curve, read_curve
 from gomuon.lab.gather import PLAN, ArmView, Campaign, gather
 from gomuon.lab.pairing import require_pair
-from gomuon.lab.runs import MANIFEST, RESULT, Run, RunConfig, is_finished, read_manifest
+from gomuon.lab.runs import MANIFEST, RESULT, Run, is_finished, read_manifest
 from gomuon.lab.statistics import (
     GROK_THRESHOLD,
     first_reaching,
@@ -161,17 +161,7 @@ def load_thin(folder: Path) -> Run:
     result = read_json(folder / RESULT)
     if not isinstance(result.get("steps"), int):
         raise LabError(f"{folder / RESULT}: steps is {result.get('steps')!r}, not a number")
-    return Run(
-        folder=folder,
-        config=RunConfig.from_dict(manifest["config"], folder / MANIFEST),
-        hashes=manifest["hashes"],
-        versions=manifest.get("versions", {}),
-        machine=manifest.get("machine", {}),
-        commit=manifest.get("commit"),
-        metrics=[],
-        timing=[],
-        result=result,
-    )
+    return Run.from_manifest(folder, manifest, result, metrics=[], timing=[])
 
 
 def check_settings(study: Study) -> None:
