@@ -205,6 +205,8 @@ def test_a_sweep_from_start_to_race(
         "lowest of its grid" in (tmp_path / "out" / "report.md").read_text()
     )
     selection = json.loads((tmp_path / "out" / FILE).read_text())
+    assert list(selection["methods"]) == ["adamw", "muon"]
+    assert list(read_selection(tmp_path / "out" / FILE).picked) == ["muon", "adamw"]  # as asked for
     muon = selection["methods"]["muon"]
     assert muon["momentum"] in (0.5, 0.8)
     assert len(muon["candidates"]) == 4
@@ -282,6 +284,7 @@ def selection_file(folder: Path, **changes: Any) -> Path:
         ({"methods": {"muon": {"rate": -1, "momentum": None}}}, "the rate of muon is -1"),
         ({"methods": {"muon": {"rate": 1, "momentum": 2}}}, "the momentum of muon is 2"),
         ({"methods": {"mun": {"rate": 1, "momentum": None}}}, "did you mean 'muon'"),
+        ({"order": ["muon", "soap"]}, "['muon', 'soap'], is not of its methods"),
         ({"task": "pbt"}, "did you mean 'ptb'"),
         ({"settings": 3}, "is not a selection of gomuon tune"),
     ],

@@ -155,6 +155,7 @@ def write_selection(folder: Path, plan: Plan, picks: Sequence[Pick]) -> Path:
             "statistic": plan.statistic,
             "rule": plan.rule,
             "settings": plan.settings,
+            "order": list(methods),  # as asked for; the file is sorted by name
             "methods": methods,
         },
     )
@@ -211,10 +212,13 @@ def read_selection(path: Path) -> Selection:
     try:
         if (content["experiment"], content["format"]) != (EXPERIMENT, FORMAT):
             raise ValueError("another kind of selection")
-        settings = content["settings"]
+        settings, methods = content["settings"], content["methods"]
+        order = content.get("order", list(methods))
+        if set(order) != set(methods):
+            raise ValueError(f"its order, {order!r}, is not of its methods")
         found = Selection(
             tasks.check_name(str(content["task"])),
-            {str(name): _picked(name, entry) for name, entry in content["methods"].items()},
+            {str(name): _picked(name, methods[name]) for name in order},
             tuple(int(seed) for seed in content["seeds"]),
             int(content["steps"]),
             {name: settings[name] for name in INHERITED if name in settings},
