@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -19,6 +20,7 @@ from gomuon.lab.experiments import EXPERIMENTS
 SETTLED = 100  # the first updates fall from ln(vocabulary) and would flatten all that matters
 
 Painter = Callable[[Figure, Look], None]
+Panel = TypeVar("Panel")
 
 
 def paint_all(evidence: Evidence) -> dict[str, str]:
@@ -51,21 +53,28 @@ def _write(path: Path, svg: str) -> None:
 def _painters(evidence: Evidence) -> dict[str, tuple[Painter, float]]:
     found: dict[str, tuple[Painter, float]] = {}
     if panels := drawings.trajectories(evidence):
-        found["trajectories"] = (_trajectories(panels), 0.5 + 2.2 * len(panels))
+        found["trajectories"] = (_stacked(panels, _differences, "update"), 0.5 + 2.2 * len(panels))
     if groks := drawings.grokking(evidence):
-        found["grokking"] = (_grokking(groks), 0.5 + 2.2 * len(groks))
+        found["grokking"] = (
+            _stacked(groks, _accuracies, "update (log scale)"),
+            0.5 + 2.2 * len(groks),
+        )
     if dots := drawings.comparison(evidence):
         rows = sum(len(panel.rows) for panel in dots)
         found["comparison"] = (_comparison(dots), 0.65 * len(dots) + 0.16 * rows)
     return found
 
 
-def _trajectories(panels: tuple[drawings.Panel, ...]) -> Painter:
+def _stacked(
+    panels: Sequence[Panel], paint_panel: Callable[[Axes, Panel, Look], None], below: str
+) -> Painter:
+    """Panels on top of each other over one axis of updates."""
+
     def paint(figure: Figure, look: Look) -> None:
         grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, panel in zip(grid, panels, strict=True):
-            _differences(axes, panel, look)
-        grid[-1].set_xlabel("update")
+            paint_panel(axes, panel, look)
+        grid[-1].set_xlabel(below)
 
     return paint
 
@@ -99,16 +108,6 @@ def _differences(axes: Axes, panel: drawings.Panel, look: Look) -> None:
     axes.set_title(label(panel.title, 40), fontsize=10, loc="left")
     axes.legend(fontsize=8, loc="lower left", handlelength=1.4, borderaxespad=0.2)
     axes.tick_params(labelsize=8)
-
-
-def _grokking(panels: tuple[drawings.GrokPanel, ...]) -> Painter:
-    def paint(figure: Figure, look: Look) -> None:
-        grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
-        for axes, panel in zip(grid, panels, strict=True):
-            _accuracies(axes, panel, look)
-        grid[-1].set_xlabel("update (log scale)")
-
-    return paint
 
 
 def _accuracies(axes: Axes, panel: drawings.GrokPanel, look: Look) -> None:
