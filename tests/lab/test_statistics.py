@@ -112,3 +112,11 @@ def test_a_diverged_language_run_has_no_mean_it_did_not_earn() -> None:
     assert result["windows"] == {"21-30": 2.0, "51-60": None, "91-100": None}
     assert result["geometric_mean"] is None
     assert result["final_loss"] == 2.0
+
+
+def test_times_are_compared_cycle_by_cycle_or_in_the_mean() -> None:
+    ratio = st.compare_times([1.0, 2.0], [2.0, 1.0])
+    assert (ratio.mean, ratio.cycles) == (pytest.approx(1.0), 2)
+    assert ratio.spread == pytest.approx(math.exp(math.sqrt(2) * math.log(2)))
+    uneven = st.compare_times([1.0, 3.0], [1.0, 1.0, 4.0])
+    assert (uneven.mean, uneven.spread, uneven.cycles) == (pytest.approx(1.0), None, 2)
