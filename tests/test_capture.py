@@ -271,24 +271,26 @@ def test_reuse_steps_equal_a_model_without_hooks() -> None:
 
 def test_reuse_steps_keep_no_tensor() -> None:
     model = transformer(dtype=torch.float32)
-    optimizer = GoMuon(model)
-    language_loss(model, 0).backward()
-    optimizer.step()  # the refresh
-    optimizer.zero_grad()
 
-    def live() -> int:
+    def tensors() -> list[Tensor]:
         gc.collect()
-        return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+        return [thing for thing in gc.get_objects() if issubclass(type(thing), Tensor)]
 
-    before = live()
-    loss = language_loss(model, 1)
-    hooked = live() - before
-    del loss
-    optimizer.remove_hooks()
-    before = live()
-    loss = language_loss(model, 1)
-    assert live() - before == hooked
-    assert loss.isfinite()
+    def made_by_a_forward_pass() -> int:
+        older = tensors()  # held, so that no new tensor takes the place of one that dies
+        known = {id(tensor) for tensor in older}
+        loss = language_loss(model, 1)
+        made = [tensor for tensor in tensors() if id(tensor) not in known]
+        assert any(tensor is loss for tensor in made)
+        return len(made)
+
+    without = made_by_a_forward_pass()
+    optimizer = GoMuon(model)
+    assert made_by_a_forward_pass() > without, "a refresh step does keep its taps"
+    language_loss(model, 0).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    assert made_by_a_forward_pass() == without
 
 
 def graph_size(loss: Tensor) -> int:
