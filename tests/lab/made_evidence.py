@@ -94,14 +94,18 @@ def windowed(values: Mapping[str, Mapping[str, float]]) -> Change:
     return change
 
 
-def grokked(steps: Mapping[str, int | None]) -> Change:
-    """Outcomes with these grok steps by arm; every run fits its training pairs at update 60."""
+def grokked(steps: Mapping[str, int | None], lost: int = 0, end: float = 1.0) -> Change:
+    """Outcomes with these grok steps by arm; every run fits its training pairs at update 60.
+
+    Afterwards `lost` evaluations are below 99 %, and `end` of the held-out pairs right at the last.
+    """
 
     def change(config: RunConfig) -> Mapping[str, Any]:
         step = steps[config.arm]
         delay = None if step is None else step - 60
         found = {"grok_step": step, "train_99_step": 60, "delay": delay}
-        return {**found, "retention_failures": []}
+        failures = [] if step is None else [step + 100 + 10 * i for i in range(lost)]
+        return {**found, "retention_failures": failures, "final_test_accuracy": end}
 
     return change
 

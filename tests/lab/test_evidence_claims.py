@@ -85,6 +85,19 @@ def test_the_grokking_rule(
     assert "(paper 290 and 2,320); one seed" in why
 
 
+@pytest.mark.parametrize(
+    ("end", "wanted"), [(0.99, "reproduced"), (0.9899, "qualified")], ids=["back", "lost"]
+)
+def test_a_run_that_does_not_come_back_is_qualified(
+    tmp_path: Path, end: float, wanted: str
+) -> None:
+    steps = {arm.name: 170 if "go" in arm.name else None for arm in EXPERIMENTS["grokking"].arms}
+    found, why = verdict(tmp_path, 8, "grokking", grokked(steps, lost=471, end=end))
+    assert found == wanted
+    assert "Go-MUON is below 99 % at 471 later evaluations" in why
+    assert f"; in the end {100 * end:.2f} % with Go-MUON and " in why
+
+
 def test_the_screen_and_the_fit(tmp_path: Path) -> None:
     steps = {
         arm.name: 500 if arm.lr in (0.08, 0.32) else 600 for arm in EXPERIMENTS["grokking"].arms

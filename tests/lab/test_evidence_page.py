@@ -131,8 +131,9 @@ def test_grok_steps_stand_beside_the_papers(whole: Path, page: str) -> None:
     here = result(whole / "grokking", "p103-go-muon-0.08-s0")
     (row,) = [row for row in rows_of(section, "p=103") if row[1] == "Go-MUON 0.08"]
     wanted = [here[name] for name in ("train_99_step", "grok_step", "delay")]
-    assert row[2::2] == ["64", "290", "226"]
-    assert row[3::2] == [f"{value:,}" for value in wanted]
+    assert row[2:8:2] == ["64", "290", "226"]
+    assert row[3:8:2] == [f"{value:,}" for value in wanted]
+    assert row[8] == f"{100 * here['final_test_accuracy']:.2f} %"
     muon = result(whole / "grokking", "p103-muon-0.16-s0")["grok_step"]
     assert f"| p=103 | 8.0× | {muon / here['grok_step']:.1f}× |" in section
 

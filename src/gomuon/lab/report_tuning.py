@@ -121,7 +121,7 @@ def _table(campaign: Campaign, picks: list[Pick]) -> Table:
                 row.append(w.ABSENT if one.momentum is None else f"{one.momentum:g}")
             row.append(Cell(statistic(one, campaign.steps, grokking), best=one is pick.best))
             if grokking:
-                row.append(w.ABSENT if one.accuracy is None else f"{100 * one.accuracy:.1f} %")
+                row.append(w.accuracy(one.accuracy))
             rows.append((*row, verdict(pick, one)))
     seeds = f"mean over {w.seeds(campaign.seeds)}" if len(campaign.seeds) > 1 else "one seed"
     return Table(

@@ -24,6 +24,10 @@ def percent(value: float, decimals: int = 2) -> str:
     return f"{signed(100 * value, decimals)} %" if math.isfinite(value) else ABSENT
 
 
+def accuracy(share: float | None, decimals: int = 1) -> str:
+    return ABSENT if share is None else f"{100 * share:.{decimals}f} %"
+
+
 def interval(low: float, high: float, decimals: int = 5) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return ABSENT

@@ -24,8 +24,9 @@ def tables(study: Study | None) -> list[str]:
         row = [text(arm.group), text(arm.title)]
         for key in STEPS:
             row += [w.step(paper.grokking.get(arm.name, {}).get(key)), _step(runs, key, plan.steps)]
-        rows.append(row)
+        rows.append([*row, _end(runs)])
     heads = [f"{title}, {who}" for title in STEPS.values() for who in ("paper", "here")]
+    heads.append("held-out pairs right at the end, here")
     failures = _retention(study)
     event = f"In the paper: {text(paper.notes[0][0].lower() + paper.notes[0][1:])}"
     return [
@@ -71,6 +72,12 @@ def _step(runs: Sequence[Run], key: str, steps: int) -> str:
     values = [(run.result or {}).get(key) for run in runs]
     never = w.ABSENT if key == "delay" else f"not within {steps:,}"
     return ", ".join(never if value is None else f"{value:,}" for value in values)
+
+
+def _end(runs: Sequence[Run]) -> str:
+    """Of the held-out pairs, at the last evaluation."""
+    found = [(run.result or {}).get("final_test_accuracy") for run in runs]
+    return ", ".join(w.accuracy(share, 2) for share in found) or n.NOT_RUN
 
 
 def _retention(study: Study | None) -> str | None:
