@@ -6,6 +6,7 @@ here by name, so that everything after it may trust what it draws and tabulates.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,7 +70,8 @@ class Campaign:
     paper: dict[str, Any] | None
     arms: tuple[ArmView, ...]
     tuning: tuple[Run, ...]  # runs on the tuning seed, one per rate of a grid
-    timing: dict[str, Any] | None  # arms stepped in turn, when the plan asks for it
+    # Arms stepped in turn, when the plan asks for it: mean seconds of a step, cycle by cycle.
+    timing: dict[str, list[float]] | None
     missing: tuple[str, ...]  # declared, not started
     foreign: tuple[str, ...]  # in the folder, not declared
 
@@ -185,12 +187,26 @@ def _campaign(folder: Path, plan: dict[str, Any], load: Callable[[Path], Run]) -
         paper=paper if isinstance(paper, dict) else None,
         arms=arms,
         tuning=tuple(tuning),
-        timing=read_json(folder / TIMING) if (folder / TIMING).is_file() else None,
+        timing=_timing(folder / TIMING) if (folder / TIMING).is_file() else None,
         missing=tuple(missing),
         foreign=tuple(foreign),
     )
     _require_pairs(campaign)
     return campaign
+
+
+def _timing(path: Path) -> dict[str, list[float]]:
+    content = read_json(path)
+    try:
+        names = [str(name) for name in content["arms"]]
+        values = [[float(x) for x in of_arm] for of_arm in content["seconds"]]
+        seconds = dict(zip(names, values, strict=True))
+    except (KeyError, TypeError, ValueError) as error:
+        raise LabError(f"{path}: not an interleaved timing ({error!r})") from error
+    for name, taken in seconds.items():
+        if not taken or not all(0 < x < math.inf for x in taken):
+            raise LabError(f"{path}: the seconds of {name} are {taken!r}, not positive times")
+    return seconds
 
 
 def _single(run: Run) -> Campaign:

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from gomuon.lab import wording as w
 from gomuon.lab.document import Block, Facts, Note, Section, Table
-from gomuon.lab.errors import LabError
-from gomuon.lab.gather import TIMING, ArmView, Campaign
+from gomuon.lab.gather import ArmView, Campaign
 from gomuon.lab.pairing import FIELDS
 from gomuon.lab.statistics import compare_times, geometric_mean
 
@@ -95,18 +94,11 @@ def _times(campaign: Campaign) -> list[Block]:
 
 
 def _interleaved(campaign: Campaign) -> list[Block]:
-    if campaign.timing is None:
+    if not campaign.timing:
         return []
-    path = campaign.folder / TIMING
-    try:
-        names = [str(name) for name in campaign.timing["arms"]]
-        seconds = [[float(x) for x in of_arm] for of_arm in campaign.timing["seconds"]]
-        times = dict(zip(names, seconds, strict=True))
-        compared = [compare_times(times[names[0]], times[name]) for name in names[1:]]
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise LabError(f"{path}: not an interleaved timing ({error})") from error
+    (control, base), *others = campaign.timing.items()
     titles = {arm.name: arm.title for arm in campaign.arms}
-    first = titles.get(names[0], names[0])
+    first = titles.get(control, control)
     return [
         Note(
             f"Stepped in turn in one process, {titles.get(name, name)} takes {w.ratio(ratio.mean)} "
@@ -118,7 +110,7 @@ def _interleaved(campaign: Campaign) -> list[Block]:
                 f"deviation is a factor of {ratio.spread:.3f}."
             )
         )
-        for name, ratio in zip(names[1:], compared, strict=True)
+        for name, ratio in ((name, compare_times(base, taken)) for name, taken in others)
     ]
 
 

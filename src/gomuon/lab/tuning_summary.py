@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gomuon.lab import optimizers
+from gomuon.lab import wording as w
 from gomuon.lab.plans import Plan
 from gomuon.lab.selection import Candidate, Pick
 
@@ -31,10 +32,10 @@ def print_picks(plan: Plan, picks: Sequence[Pick], path: Path, console: Console)
             best = candidate is pick.best
             row = [optimizers.title(pick.method) if index == 0 else ""]
             if momenta:
-                row.append("–" if candidate.momentum is None else f"{candidate.momentum:g}")
+                row.append(w.ABSENT if candidate.momentum is None else f"{candidate.momentum:g}")
             row += [f"{candidate.rate:g}", statistic(candidate, plan.steps, grokking)]
             if grokking:
-                row.append("–" if candidate.accuracy is None else f"{candidate.accuracy:.1%}")
+                row.append(w.accuracy(candidate.accuracy))
             row.append(verdict(pick, candidate))
             style = "" if not best else "bold yellow" if pick.edge else "bold green"
             last = index == len(pick.candidates) - 1

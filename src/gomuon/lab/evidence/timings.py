@@ -6,10 +6,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gomuon.lab.errors import LabError
 from gomuon.lab.evidence.numbers import estimate
 from gomuon.lab.evidence.reading import Study
-from gomuon.lab.gather import TIMING
 from gomuon.lab.statistics import compare_times
 
 
@@ -34,31 +32,15 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Timing:
-    """timing.json: arm -> mean seconds of a whole step, cycle by cycle."""
+    """Arm -> mean seconds of a whole step, cycle by cycle."""
 
     seconds: Mapping[str, Sequence[float]]
 
     @classmethod
     def of(cls, study: Study) -> Timing | None:
-        """The timing of a campaign; None if it has none.
-
-        Raises:
-            LabError: the file does not hold positive seconds for each of its arms.
-        """
-        content = study.campaign.timing
-        if content is None:
-            return None
-        path = study.campaign.folder / TIMING
-        try:
-            names = [str(name) for name in content["arms"]]
-            values = [[float(x) for x in of_arm] for of_arm in content["seconds"]]
-            seconds = dict(zip(names, values, strict=True))
-        except (KeyError, TypeError, ValueError) as error:
-            raise LabError(f"{path}: not an interleaved timing ({error!r})") from error
-        for name, taken in seconds.items():
-            if not taken or not all(0 < x < math.inf for x in taken):
-                raise LabError(f"{path}: the seconds of {name} are {taken!r}, not positive times")
-        return cls(seconds)
+        """The timing of a campaign; None if it has none."""
+        found = study.campaign.timing
+        return None if found is None else cls(found)
 
     def ratio(self, control: str, candidate: str) -> Ratio | None:
         """How long the candidate's step takes in those of the control; None if one is missing."""
