@@ -14,6 +14,9 @@ import torch
 
 import gomuon
 
+SHORT = 12
+EDITED = "-edited"  # behind a commit whose files were changed and not committed
+
 
 def versions() -> dict[str, str]:
     return {
@@ -49,13 +52,27 @@ def cores() -> int:
 
 @functools.cache
 def source_commit() -> str | None:
-    """The commit gomuon runs from, when it runs from its own checkout."""
-    package = Path(gomuon.__file__).resolve().parent
+    """The commit gomuon runs from, when it runs from its own checkout; see `commit_of`."""
+    return commit_of(Path(gomuon.__file__).resolve().parent)
+
+
+def commit_of(package: Path) -> str | None:
+    """The commit that ``src/package`` of a checkout is at, with EDITED behind it if it is not."""
     if not (package.parent.parent / ".git").exists():
         return None
-    command = ["git", "-C", str(package), "rev-parse", "HEAD"]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+        commit = _git(package, "rev-parse", "HEAD")
+        return commit + EDITED if _git(package, "status", "--porcelain", "--", ".") else commit
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def short_commit(commit: str) -> str:
+    """Enough of a commit to find it, and whether it is all that ran."""
+    return commit[:SHORT] + (EDITED if commit.endswith(EDITED) else "")
+
+
+def _git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", str(folder), *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     return done.stdout.strip()

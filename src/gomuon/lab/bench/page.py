@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from gomuon.lab import machine
 from gomuon.lab.bench import tables, trials
 from gomuon.lab.document import Table
 from gomuon.lab.markdown import escape, table_text
@@ -95,7 +96,7 @@ def _facts(result: Mapping[str, Any]) -> dict[str, Any]:
         "where": f"{escape(result['machine']['processor'])}, {result['machine']['cores']} cores",
         "date": result["date"],
         "versions": ", ".join(f"{name} {escape(version)}" for name, version in versions.items()),
-        "commit": f", commit {result['commit'][:12]}" if result["commit"] else "",
+        "commit": f", commit {machine.short_commit(result['commit'])}" if result["commit"] else "",
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gomuon.lab import machine
 from gomuon.lab import wording as w
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.reading import Evidence, Study
@@ -12,7 +13,6 @@ from gomuon.lab.evidence.spelling import command, sweep_of, uses_selection
 from gomuon.lab.evidence.tables import code, table, text
 
 PACKAGES = ("gomuon", "torch", "python", "numpy")
-COMMIT = 10  # digits that are shown
 
 
 def spelled(study: Study, evidence: Evidence) -> str:
@@ -65,7 +65,7 @@ def section(evidence: Evidence) -> list[str]:
 
 def _commits(study: Study) -> str:
     found = _distinct(run.commit for run in study.runs)
-    return ", ".join(code(str(commit)[:COMMIT]) for commit in found) or "unknown"
+    return ", ".join(code(machine.short_commit(str(commit))) for commit in found) or "unknown"
 
 
 def _seeds(study: Study) -> str:
