@@ -204,4 +204,4 @@ def limit(panel: DotPanel) -> float:
     means = sorted(row.mean for row in panel.rows if row.mean is not None)
     usual = means[(3 * (len(means) - 1)) // 4]
     highest = max(value for row in panel.rows for value in row.values if value is not None)
-    return min(highest, max(5 * usual, 1.0))
+    return min(highest, max(2 * usual, 1.0))

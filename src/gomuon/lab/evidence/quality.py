@@ -18,6 +18,7 @@ from gomuon.lab.evidence.timings import Timing
 from gomuon.lab.gather import ArmView
 
 UNIT = "adamw"
+TIME = "time (seconds)"
 REFERENCES = ("adamw", "muon")
 SPAN = 5  # blocks in a running mean
 
@@ -71,8 +72,8 @@ def section(evidence: Evidence) -> list[str]:
         f"first is at or below the mean of the last {SPAN * BLOCK} updates of AdamW (or Muon) on "
         "the same seed; the figure is the mean over seeds. With modular addition it arrives when "
         "it groks. Time is updates times the method's whole step (forward, backward and "
-        "optimizer), in units of AdamW's whole step, from a timing in which all methods took turns "
-        "in one process.",
+        "optimizer) in a timing in which all methods took turns in one process: in units of "
+        "AdamW's whole step, and the seconds that makes on the machine it ran on.",
     ]
     for task, title in TASKS.items():
         blocks.append(f"### Time to quality: {title}")
@@ -93,7 +94,7 @@ def _corpus(race: Study) -> list[str]:
     heads = ["method", "whole step"]
     for reference in references:
         name = optimizers.title(reference.optimizer)
-        heads += [f"updates to {name}'s final loss", "time"]
+        heads += [f"updates to {name}'s final loss", TIME]
     rows = []
     for place in standings(race):
         pace = _pace(timing, place.arm)
@@ -101,7 +102,7 @@ def _corpus(race: Study) -> list[str]:
         for reference in references:
             found = arrival(race, place.arm, reference)
             mean = None if found is None else found.mean
-            row += [_arrived(found), _time(mean, pace)]
+            row += [_arrived(found), _time(mean, pace, timing)]
         rows.append(row)
     return [_timed(timing), table(heads, rows)]
 
@@ -112,8 +113,9 @@ def _grokking(race: Study) -> list[str]:
     for place in standings(race):
         found = Arrival(tuple(race.grok_steps(place.arm.name).values()))
         pace = _pace(timing, place.arm)
-        rows.append([text(place.name), _shown_pace(pace), _arrived(found), _time(found.mean, pace)])
-    return [_timed(timing), table(("method", "whole step", "updates to grok", "time"), rows)]
+        row = [text(place.name), _shown_pace(pace), _arrived(found)]
+        rows.append([*row, _time(found.mean, pace, timing)])
+    return [_timed(timing), table(("method", "whole step", "updates to grok", TIME), rows)]
 
 
 def _pace(timing: Timing | None, arm: ArmView) -> float | None:
@@ -134,8 +136,11 @@ def _arrived(found: Arrival | None) -> str:
     return f"on {len(known)} of {len(found.updates)} seeds" if known else "never"
 
 
-def _time(updates: float | None, pace: float | None) -> str:
-    return w.ABSENT if updates is None or pace is None else f"{updates * pace:,.0f}"
+def _time(updates: float | None, pace: float | None, timing: Timing | None) -> str:
+    if updates is None or pace is None or timing is None:
+        return w.ABSENT
+    units = updates * pace
+    return f"{units:,.0f} ({units * timing.step(UNIT):,.0f} s)"
 
 
 def _timed(timing: Timing | None) -> str:
