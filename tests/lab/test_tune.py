@@ -280,7 +280,7 @@ def selection_file(folder: Path, **changes: Any) -> Path:
         ({"methods": {}}, "picks nothing"),
         ({"methods": []}, "is not a selection of gomuon tune"),
         ({"methods": {"muon": {"rate": 0.1}}}, "'momentum' is missing"),
-        ({"methods": {"muon": {"rate": None, "momentum": None}}}, "every one diverged"),
+        ({"methods": {"muon": {"rate": None, "momentum": None}}}, "every rate of muon diverged"),
         ({"methods": {"muon": {"rate": -1, "momentum": None}}}, "the rate of muon is -1"),
         ({"methods": {"muon": {"rate": 1, "momentum": 2}}}, "the momentum of muon is 2"),
         ({"methods": {"mun": {"rate": 1, "momentum": None}}}, "did you mean 'muon'"),
@@ -295,6 +295,27 @@ def test_a_file_that_is_no_selection_is_named(
     path = selection_file(tmp_path, **changes)
     for command in (["race"], ["reproduce", "ptb"]):
         assert words in refused([*command, "--selection", str(path)], capsys)
+
+
+def test_a_method_whose_every_rate_diverged_does_not_stop_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picked = {"rate": 0.05, "momentum": 0.9}
+    nothing = {"rate": None, "momentum": None}
+    path = selection_file(tmp_path, methods={"muon": picked, "soap": nothing, "adamw": picked})
+    selection = read_selection(path)
+    assert (list(selection.picked), selection.diverged) == (["muon", "adamw"], ("soap",))
+    plan = racing.race_plan("ptb", ",".join(selection.picked), selection=selection)
+    assert "not soap, of which every rate diverged there" in plan.rule
+    plan = racing.race_plan("ptb", "muon,soap", rates="soap=0.001", selection=selection)
+    assert [(arm.name, arm.lr) for arm in plan.arms] == [("muon", 0.05), ("soap", 0.001)]
+    assert "diverged" not in plan.rule
+    words = "every rate that the selection's sweep tried for soap diverged"
+    command = ["race", "--selection", str(path), "--optimizers", "muon,soap"]
+    assert words in refused(command, capsys)
+    path = selection_file(tmp_path, methods={"go-muon": picked, "muon": nothing})
+    words = "every rate that the selection's sweep tried for muon diverged"
+    assert words in refused(["reproduce", "ptb", "--selection", str(path)], capsys)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"rule": "", "arms": {}}'])

@@ -220,9 +220,11 @@ def with_selection(plan: Plan, selection: Selection) -> Plan:
     Arms that differed only in their rate become one; what the sweep did not try stays as it is.
 
     Raises:
-        LabError: the sweep was of another task, or of none of the plan's optimizers.
+        LabError: the sweep was of another task, of none of the plan's optimizers, or found no rate
+            for one of them.
     """
     selection.require_task(plan.task)
+    selection.require_rates(arm.optimizer for arm in plan.arms)
     swept = [arm for arm in plan.arms if arm.optimizer in selection.picked]
     if not swept:
         raise LabError(

@@ -55,6 +55,7 @@ def race_plan(
         arms.append(Arm(name, arm_title(name, rate, momentum), name, rate, options=options))
     rule = "rates as given; nothing is selected"
     if selection is not None:
+        selection.require_rates(name for name in wanted if name not in given)
         seeds = seeds or str(max(selection.seeds) + 1)
         taken = [name for name in wanted if name in picked and name not in given]
         if not taken:
@@ -62,6 +63,9 @@ def race_plan(
                 f"the selection has no rate for {names}; it has {', '.join(selection.picked)}"
             )
         rule = f"settings of {w.listing(taken)} {selection.words}; others as given"
+        absent = [name for name in selection.diverged if name not in wanted]
+        if absent:
+            rule += f"; not {w.listing(absent)}, of which every rate diverged there"
     grokking = task == "grokking"
     return Plan(
         experiment="race",

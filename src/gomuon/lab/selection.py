@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,10 +176,16 @@ def _entry(candidate: Candidate) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Selection:
-    """A ``selection.json`` read back: method -> (rate, momentum or None)."""
+    """A ``selection.json`` read back.
+
+    Attributes:
+        picked: method -> (rate, momentum or None).
+        diverged: methods of which every candidate diverged.
+    """
 
     task: str
     picked: dict[str, tuple[float, float | None]]
+    diverged: tuple[str, ...]
     seeds: tuple[int, ...]
     steps: int
     settings: dict[str, Any]
@@ -194,6 +200,16 @@ class Selection:
         momentum = self.picked[method][1]
         return {} if momentum is None else {"momentum": momentum}
 
+    def require_rates(self, methods: Iterable[str]) -> None:
+        wanted = set(methods)
+        lost = [name for name in self.diverged if name in wanted]
+        if lost:
+            raise LabError(
+                f"every rate that the selection's sweep tried for {w.listing(lost)} diverged; "
+                f"tune again over lower ones (gomuon tune --optimizers {','.join(lost)}), "
+                "give a rate yourself, or leave it out"
+            )
+
     def require_task(self, task: str) -> None:
         if task != self.task:
             raise LabError(
@@ -206,7 +222,7 @@ def read_selection(path: Path) -> Selection:
     """Read what ``gomuon tune`` wrote.
 
     Raises:
-        LabError: it is no such file, or a method in it has no rate.
+        LabError: it is no such file, or no method in it has a rate.
     """
     content = read_json(path)
     try:
@@ -216,30 +232,35 @@ def read_selection(path: Path) -> Selection:
         order = content.get("order", list(methods))
         if set(order) != set(methods):
             raise ValueError(f"its order, {order!r}, is not of its methods")
+        picks = {str(name): _picked(name, methods[name]) for name in order}
         found = Selection(
             tasks.check_name(str(content["task"])),
-            {str(name): _picked(name, methods[name]) for name in order},
+            {name: pick for name, pick in picks.items() if pick is not None},
+            tuple(name for name, pick in picks.items() if pick is None),
             tuple(int(seed) for seed in content["seeds"]),
             int(content["steps"]),
             {name: settings[name] for name in INHERITED if name in settings},
         )
         if not (found.picked and found.seeds):
-            raise ValueError("it picks nothing")
+            lost = list(found.diverged)
+            why = f", because every rate of {w.listing(lost)} diverged" if lost else ""
+            raise ValueError(f"it picks nothing{why}")
     except KeyError as error:
         raise LabError(
             f"{path} is not a selection of gomuon tune: {error.args[0]!r} is missing"
         ) from error
     except (TypeError, ValueError, AttributeError) as error:
         raise LabError(f"{path} is not a selection of gomuon tune: {error}") from error
-    for name in found.picked:
+    for name in picks:
         optimizers.find(name)
     return found
 
 
-def _picked(name: str, entry: Mapping[str, Any]) -> tuple[float, float | None]:
+def _picked(name: str, entry: Mapping[str, Any]) -> tuple[float, float | None] | None:
+    """Rate and momentum of a method; None if every candidate diverged."""
     rate, momentum = entry["rate"], entry["momentum"]
     if rate is None:
-        raise ValueError(f"no rate was picked for {name}, because every one diverged")
+        return None
     if not (isinstance(rate, int | float) and 0 < rate < math.inf):
         raise ValueError(f"the rate of {name} is {rate!r}")
     if momentum is not None and not (isinstance(momentum, int | float) and 0 <= momentum < 1):
