@@ -218,8 +218,21 @@ def test_open_questions_are_answered_by_rule(whole: Path, page: str) -> None:
     rates = part(page, "How much does AdamW's rate matter in modular addition?")
     steps = [result(whole / "adamw-rate", f"go-muon-1e-3-s{seed}")["grok_step"] for seed in seeds]
     (row,) = rows_of(rates, "0.001")
-    assert row[2] == ", ".join(f"{step:,}" for step in steps)
+    assert row[3] == ", ".join(f"{step:,}" for step in steps)
+    ends = {
+        rate: [
+            result(whole / "adamw-rate", f"go-muon-{rate}-s{seed}")["final_test_accuracy"]
+            for seed in seeds
+        ]
+        for rate in ("1e-3", "3e-3", "1e-2")
+    }
+    assert row[4] == ", ".join(f"{100 * end:.1f} %" for end in ends["1e-3"])
     assert "Muon groks within 600 updates in 0 of 9 runs." in rates
+    kept = [sum(end >= 0.99 for end in of_rate) for of_rate in ends.values()]
+    words = (
+        f"those, {kept[0]} of 3 at 0.001, {kept[1]} of 3 at 0.003 and {kept[2]} of 3 at 0.01 end"
+    )
+    assert words in rates
     survived = part(page, "How much of the Shakespeare gain survives a tuned plain Muon?")
     means = {
         arm: statistics.fmean(

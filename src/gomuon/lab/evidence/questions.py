@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from gomuon.lab import schedules
+from gomuon.lab import optimizers, schedules
 from gomuon.lab import wording as w
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.reading import TRAJECTORY, Evidence, Study
 from gomuon.lab.evidence.slots import TASKS
 from gomuon.lab.evidence.tables import code, table, text
-from gomuon.lab.statistics import Paired
+from gomuon.lab.runs import Run
+from gomuon.lab.statistics import GROK_THRESHOLD, Paired
 
 Comparison = tuple[str, str, str]  # campaign, control, candidate
 PAIRS = ("campaign", "arm", "against", "relative", "95 % interval", "lower on")
@@ -158,45 +159,58 @@ def decay_sum(study: Study, name: str) -> float:
 def _adamw_rate(study: Study | None) -> list[str]:
     if study is None:
         return [f"{code('adamw-rate')}: {n.NOT_RUN}."]
-    rates: dict[float, dict[str, list[int | None]]] = {}
+    rates: dict[float, dict[str, list[Run]]] = {}
     for arm in study.campaign.arms:
-        for seed, run in arm.finished.items():
+        for run in arm.finished.values():
             of_rate = rates.setdefault(run.config.adamw_lr, {})
-            of_rate.setdefault(run.config.optimizer, []).append(study.grok_steps(arm.name)[seed])
+            of_rate.setdefault(run.config.optimizer, []).append(run)
     steps = study.campaign.steps
     names = ("muon", "go-muon")
     rows = [
-        [f"{rate:g}", *(_steps(found.get(name, []), steps) for name in names)]
+        [f"{rate:g}", *(cell for name in names for cell in _cells(found.get(name, []), steps))]
         for rate, found in sorted(rates.items())
     ]
+    heads = ["AdamW's rate"]
+    for name in names:
+        heads += [f"{optimizers.title(name)}: grok step", "held out at the end"]
     blocks = [
-        f"Grok step on each of {w.seeds(study.campaign.seeds)}; {w.many(steps, 'update')} each.",
-        table(("AdamW's rate", "Muon", "Go-MUON"), rows),
+        f"On each of {w.seeds(study.campaign.seeds)}; {w.many(steps, 'update')} each.",
+        table(heads, rows),
     ]
     if study.shortcoming is not None:
         return [*blocks, f"{study.shortcoming}."]
     return [*blocks, " ".join(_rate_sentence(rates, name, steps) for name in names)]
 
 
-def _steps(values: Sequence[int | None], steps: int) -> str:
-    if not values:
-        return n.NOT_RUN
-    return ", ".join(f"over {steps:,}" if value is None else f"{value:,}" for value in values)
+def _cells(runs: Sequence[Run], steps: int) -> list[str]:
+    """When each run groks, and where it ends."""
+    if not runs:
+        return [n.NOT_RUN, w.ABSENT]
+    groks = [f"over {steps:,}" if _grok(run) is None else f"{_grok(run):,}" for run in runs]
+    return [", ".join(groks), ", ".join(w.accuracy(_end(run)) for run in runs)]
 
 
-def _rate_sentence(rates: dict[float, dict[str, list[int | None]]], name: str, steps: int) -> str:
-    found = [value for of_rate in rates.values() for value in of_rate.get(name, [])]
-    known = [value for value in found if value is not None]
-    title = {"muon": "Muon", "go-muon": "Go-MUON"}[name]
-    count = f"{title} groks within {steps:,} updates in {len(known)} of {len(found)} runs"
-    if len(known) < len(found) or not known:
-        return f"{count}."
-    means = {
-        rate: math.fsum(v for v in of_rate[name] if v is not None) / len(of_rate[name])
-        for rate, of_rate in rates.items()
-    }
-    first, last = min(means, key=means.__getitem__), max(means, key=means.__getitem__)
-    return (
-        f"{count}, from {means[first]:,.0f} updates on average at {first:g} to "
-        f"{means[last]:,.0f} at {last:g}."
-    )
+def _rate_sentence(
+    rates: Mapping[float, Mapping[str, Sequence[Run]]], name: str, steps: int
+) -> str:
+    found = [run for of_rate in rates.values() for run in of_rate.get(name, [])]
+    grokked = [run for run in found if _grok(run) is not None]
+    count = f"{len(grokked)} of {len(found)} runs"
+    said = f"{optimizers.title(name)} groks within {steps:,} updates in {count}"
+    kept = []
+    for rate, of_rate in sorted(rates.items()):
+        own = [run for run in of_rate.get(name, []) if run in grokked]
+        if own:
+            held = sum((_end(run) or 0.0) >= GROK_THRESHOLD for run in own)
+            kept.append(f"{held} of {len(own)} at {rate:g}")
+    return f"{said}; of those, {w.listing(kept)} end at 99 % or above." if kept else f"{said}."
+
+
+def _grok(run: Run) -> int | None:
+    step: int | None = (run.result or {})["grok_step"]
+    return step
+
+
+def _end(run: Run) -> float | None:
+    share: float | None = (run.result or {})["final_test_accuracy"]
+    return share
