@@ -8,7 +8,13 @@ from dataclasses import dataclass
 from gomuon.lab import optimizers
 from gomuon.lab import wording as w
 from gomuon.lab.evidence import numbers as n
-from gomuon.lab.evidence.reading import TRAJECTORY, Evidence, Study
+from gomuon.lab.evidence.reading import (
+    Evidence,
+    Study,
+    grokked_at,
+    held_out_at_end,
+    score,
+)
 from gomuon.lab.evidence.slots import TASKS
 from gomuon.lab.evidence.tables import code, table, text
 from gomuon.lab.gather import ArmView
@@ -54,19 +60,13 @@ def standings(study: Study) -> list[Place]:
 
 
 def _place(study: Study, arm: ArmView) -> Place:
-    results = [run.result or {} for run in arm.finished.values()]
+    runs = list(arm.finished.values())
+    values = tuple(math.inf if value is None else value for value in map(score, runs))
     if study.campaign.task != "grokking":
-        values = study.losses(arm.name, TRAJECTORY, list(arm.finished))
-        return Place(arm, tuple(v if math.isfinite(v) else math.inf for v in values))
-    steps = [result["grok_step"] for result in results]
-    never = study.campaign.steps + 1
-    found = [
-        math.inf if "diverged_at" in result else float(never if step is None else step)
-        for step, result in zip(steps, results, strict=True)
-    ]
-    finals = [float(result["final_test_accuracy"] or 0.0) for result in results]
-    grokked = sum(step is not None for step in steps)
-    return Place(arm, tuple(found), grokked, math.fsum(finals) / len(finals))
+        return Place(arm, values)
+    grokked = sum(grokked_at(run) is not None for run in runs)
+    finals = [held_out_at_end(run) or 0.0 for run in runs]
+    return Place(arm, values, grokked, math.fsum(finals) / len(finals))
 
 
 def section(evidence: Evidence) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from gomuon.lab.evidence import contest
 from gomuon.lab.evidence.beside import figures_of, printed_share
-from gomuon.lab.evidence.reading import Evidence, Study
+from gomuon.lab.evidence.reading import Evidence, Study, grokked_at
 from gomuon.lab.evidence.slots import TASKS
 from gomuon.lab.evidence.thinning import Curve
 from gomuon.lab.experiments import EXPERIMENTS
@@ -157,7 +157,7 @@ def grokking(evidence: Evidence) -> tuple[GrokPanel, ...]:
                         arm.title,
                         colors.get(arm.optimizer, 2),
                         points,
-                        (run.result or {})["grok_step"],
+                        grokked_at(run),
                         figures.get("grok_step"),
                         arm.name in chosen,
                     )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gomuon.lab import wording as w
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.beside import figures_of
-from gomuon.lab.evidence.reading import Study
+from gomuon.lab.evidence.reading import Study, held_out_at_end
 from gomuon.lab.evidence.tables import table, text
 from gomuon.lab.experiments import EXPERIMENTS
 from gomuon.lab.runs import Run
@@ -76,8 +76,7 @@ def _step(runs: Sequence[Run], key: str, steps: int) -> str:
 
 def _end(runs: Sequence[Run]) -> str:
     """Of the held-out pairs, at the last evaluation."""
-    found = [(run.result or {}).get("final_test_accuracy") for run in runs]
-    return ", ".join(w.accuracy(share, 2) for share in found) or n.NOT_RUN
+    return ", ".join(w.accuracy(held_out_at_end(run), 2) for run in runs) or n.NOT_RUN
 
 
 def _retention(study: Study | None) -> str | None:

@@ -8,7 +8,13 @@ from collections.abc import Mapping, Sequence
 from gomuon.lab import optimizers, schedules
 from gomuon.lab import wording as w
 from gomuon.lab.evidence import numbers as n
-from gomuon.lab.evidence.reading import TRAJECTORY, Evidence, Study
+from gomuon.lab.evidence.reading import (
+    TRAJECTORY,
+    Evidence,
+    Study,
+    grokked_at,
+    held_out_at_end,
+)
 from gomuon.lab.evidence.slots import TASKS
 from gomuon.lab.evidence.tables import code, table, text
 from gomuon.lab.runs import Run
@@ -186,31 +192,22 @@ def _cells(runs: Sequence[Run], steps: int) -> list[str]:
     """When each run groks, and where it ends."""
     if not runs:
         return [n.NOT_RUN, w.ABSENT]
-    groks = [f"over {steps:,}" if _grok(run) is None else f"{_grok(run):,}" for run in runs]
-    return [", ".join(groks), ", ".join(w.accuracy(_end(run)) for run in runs)]
+    steps_taken = [grokked_at(run) for run in runs]
+    groks = [f"over {steps:,}" if step is None else f"{step:,}" for step in steps_taken]
+    return [", ".join(groks), ", ".join(w.accuracy(held_out_at_end(run)) for run in runs)]
 
 
 def _rate_sentence(
     rates: Mapping[float, Mapping[str, Sequence[Run]]], name: str, steps: int
 ) -> str:
     found = [run for of_rate in rates.values() for run in of_rate.get(name, [])]
-    grokked = [run for run in found if _grok(run) is not None]
+    grokked = [run for run in found if grokked_at(run) is not None]
     count = f"{len(grokked)} of {len(found)} runs"
     said = f"{optimizers.title(name)} groks within {steps:,} updates in {count}"
     kept = []
     for rate, of_rate in sorted(rates.items()):
         own = [run for run in of_rate.get(name, []) if run in grokked]
         if own:
-            held = sum((_end(run) or 0.0) >= GROK_THRESHOLD for run in own)
+            held = sum((held_out_at_end(run) or 0.0) >= GROK_THRESHOLD for run in own)
             kept.append(f"{held} of {len(own)} at {rate:g}")
     return f"{said}; of those, {w.listing(kept)} end at 99 % or above." if kept else f"{said}."
-
-
-def _grok(run: Run) -> int | None:
-    step: int | None = (run.result or {})["grok_step"]
-    return step
-
-
-def _end(run: Run) -> float | None:
-    share: float | None = (run.result or {})["final_test_accuracy"]
-    return share

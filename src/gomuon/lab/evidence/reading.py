@@ -93,9 +93,7 @@ class Study:
         return [measured(self.arm(arm).runs[seed], measure) for seed in seeds]
 
     def grok_steps(self, arm: str) -> dict[int, int | None]:
-        return {
-            seed: (run.result or {})["grok_step"] for seed, run in self.arm(arm).finished.items()
-        }
+        return {seed: grokked_at(run) for seed, run in self.arm(arm).finished.items()}
 
 
 Evidence = Mapping[str, Study]
@@ -105,6 +103,18 @@ def measured(run: Run, measure: str) -> float:
     result = run.result or {}
     value = result.get("geometric_mean") if measure == TRAJECTORY else result["windows"][measure]
     return math.nan if value is None else float(value)
+
+
+def grokked_at(run: Run) -> int | None:
+    """The update at which a run of modular addition grokked, or None if it never did."""
+    step: int | None = (run.result or {})["grok_step"]
+    return step
+
+
+def held_out_at_end(run: Run) -> float | None:
+    """The share of held-out pairs it has right at its last evaluation; None if it made none."""
+    share: float | None = (run.result or {})["final_test_accuracy"]
+    return share
 
 
 def read_evidence(results: Path) -> dict[str, Study]:
@@ -257,12 +267,12 @@ def _differ(
 
 
 def score(run: Run) -> float | None:
-    """The statistic a sweep scores a run by; None if it diverged."""
+    """The statistic by which sweeps select and races rank a run; None if it diverged."""
     result = run.result or {}
     if "diverged_at" in result:
         return None
     if run.config.task == "grokking":
-        return float(result["grok_step"] or run.config.steps + 1)
+        return float(grokked_at(run) or run.config.steps + 1)
     value = result["geometric_mean"]
     return None if value is None or not math.isfinite(value) else float(value)
 
