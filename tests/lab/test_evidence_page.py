@@ -243,6 +243,18 @@ def test_open_questions_are_answered_by_rule(whole: Path, page: str) -> None:
     }
     gains = [means["go-muon"] / means[arm] - 1 for arm in ("muon", "muon-qk")]
     assert f"{100 * gains[0] / gains[1]:.0f} % of the gain against the Q/K reading" in survived
+    assert survived.count("% of the gain") == 1, "the race has other windows, so no share of it"
+    lower = part(page, "Does the sweep's length hold Muon back in the races?")
+    for task in ("ptb", "shakespeare"):
+        plan = OPEN_QUESTIONS[f"muon-rate-{task}"]
+        assert plan.steps == 600, "as long as the races that results/README.md declares"
+        muon, go = (
+            [result(whole / plan.experiment, f"{arm}-s{s}")["geometric_mean"] for s in plan.seeds]
+            for arm in ("muon-0.02", "go-muon")
+        )
+        _, row = rows_of(lower, f"`{plan.experiment}`")
+        share = statistics.fmean(go) / statistics.fmean(muon) - 1
+        assert row[2:4] == ["Muon 0.02", f"{100 * share:+.2f} %".replace("-", "−")]
 
 
 def test_every_figure_is_traced(page: str) -> None:

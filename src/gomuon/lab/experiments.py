@@ -8,7 +8,7 @@ from gomuon.lab import optimizers, paper_figures
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.plans import Arm, Plan, Quick
 from gomuon.lab.selection import Selection
-from gomuon.lab.statistics import PAPER_WINDOWS
+from gomuon.lab.statistics import PAPER_WINDOWS, windows_for
 
 TRAJECTORY = "geometric mean of the three window means of pre-update training loss; lower is better"
 PAIRED = "every seed pairs the arms by hash; the interval is Student's t at 95 % over the pairs"
@@ -199,7 +199,38 @@ ADAMW_RATE = Plan(
     quick=Quick(steps=60, seeds=1),
 )
 
-OPEN_QUESTIONS: dict[str, Plan] = {plan.experiment: plan for plan in (ABLATIONS, ADAMW_RATE)}
+RACE_STEPS = 600
+
+
+def muon_rate(task: str, corpus: str) -> Plan:
+    """Muon at rates below the one a short sweep picks, over the updates of a race."""
+    lower = {f"muon-{rate:g}": rate for rate in (0.02, 0.04)}
+    return Plan(
+        experiment=f"muon-rate-{task}",
+        title=f"{corpus}: Muon at rates that suit longer runs than the sweep's",
+        task=task,
+        arms=(
+            *(Arm(name, f"Muon {rate:g}", "muon", rate) for name, rate in lower.items()),
+            Arm("go-muon", "Go-MUON 0.08", "go-muon", 0.08),
+        ),
+        seeds=(101, 102, 103),
+        steps=RACE_STEPS,
+        windows=windows_for(RACE_STEPS),
+        statistic=TRAJECTORY,
+        rule=f"Go-MUON at the rate of its race, Muon at lower ones than in its own; {PAIRED}",
+        comparisons=tuple((name, "go-muon") for name in lower),
+        quick=Quick(steps=60, seeds=1),
+    )
+
+
+MUON_RATES = tuple(
+    muon_rate(task, corpus)
+    for task, corpus in {"ptb": "Penn Treebank", "shakespeare": "Tiny Shakespeare"}.items()
+)
+
+OPEN_QUESTIONS: dict[str, Plan] = {
+    plan.experiment: plan for plan in (ABLATIONS, ADAMW_RATE, *MUON_RATES)
+}
 
 
 def find(name: str) -> Plan:

@@ -15,7 +15,7 @@ from gomuon.lab.evidence.reading import (
     grokked_at,
     held_out_at_end,
 )
-from gomuon.lab.evidence.slots import TASKS
+from gomuon.lab.evidence.slots import CORPORA, TASKS
 from gomuon.lab.evidence.tables import code, table, text
 from gomuon.lab.runs import Run
 from gomuon.lab.statistics import GROK_THRESHOLD, Paired
@@ -30,6 +30,23 @@ def section(evidence: Evidence) -> list[str]:
         "lower loss. A difference counts as told apart when its 95 % interval leaves zero out.",
         "### How much of the Shakespeare gain survives a tuned plain Muon?",
         *_shakespeare(evidence),
+        "### Does the sweep's length hold Muon back in the races?",
+        "A sweep is shorter than its race, and what is best for a short run may be too high for a "
+        "longer one. Here Muon has lower rates on the seeds and over the updates of the race; "
+        "Go-MUON keeps the rate it raced with. Both rates were set down after the races had run, "
+        "so the better of them is Muon's most favourable case.",
+        *_compared(
+            evidence,
+            [
+                comparison
+                for task in CORPORA
+                for comparison in (
+                    (f"race-{task}", "muon", "go-muon"),
+                    (f"muon-rate-{task}", "muon-0.04", "go-muon"),
+                    (f"muon-rate-{task}", "muon-0.02", "go-muon"),
+                )
+            ],
+        ),
         "### Input side or output side?",
         *_compared(
             evidence,
@@ -129,7 +146,8 @@ def _shakespeare(evidence: Evidence) -> list[str]:
             f"{n.lower_or_higher(found.mean)}, which {w.many(len(found.differences), 'pair')} "
             f"{apart}"
         )
-        if control is not None and control.mean < 0:
+        # Only over the same windows is one gain a share of the other.
+        if name == against[0][0] and control is not None and control.mean < 0:
             share = max(0.0, found.mean / control.mean)
             words += f": {100 * share:.0f} % of the gain against the Q/K reading"
         sentences.append(f"{words}.")

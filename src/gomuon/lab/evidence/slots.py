@@ -20,6 +20,7 @@ class Slot:
 
 PAPER = ("ptb", "shakespeare", "grokking", "mapback", "lazy")
 ON_PTB = ("mapback", "lazy")
+CORPORA = ("ptb", "shakespeare")
 SLOTS: dict[str, Slot] = {
     slot.name: slot
     for slot in (
@@ -28,6 +29,7 @@ SLOTS: dict[str, Slot] = {
         *(Slot(f"race-{task}", "race", task) for task in TASKS),
         Slot("ablations", "ablations", "ptb"),
         Slot("adamw-rate", "adamw-rate", "grokking"),
+        *(Slot(f"muon-rate-{task}", f"muon-rate-{task}", task) for task in CORPORA),
     )
 }
 
