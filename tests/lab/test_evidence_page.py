@@ -252,6 +252,7 @@ def test_open_questions_are_answered_by_rule(whole: Path, page: str) -> None:
             [result(whole / plan.experiment, f"{arm}-s{s}")["geometric_mean"] for s in plan.seeds]
             for arm in ("muon-0.02", "go-muon")
         )
+        assert f"`{plan.experiment}` tells, among the open questions" in page
         _, row = rows_of(lower, f"`{plan.experiment}`")
         share = statistics.fmean(go) / statistics.fmean(muon) - 1
         assert row[2:4] == ["Muon 0.02", f"{100 * share:+.2f} %".replace("-", "−")]

@@ -97,6 +97,11 @@ def _task(evidence: Evidence, task: str) -> list[str]:
             f"A run of the sweep makes {w.many(sweep.campaign.steps, 'update')} and one of the "
             f"race {race.campaign.steps:,}: what is best for the one need not be for the other."
         )
+        if f"muon-rate-{task}" in evidence:
+            blocks[-1] += (
+                f" How much nearer Muon comes at lower rates, {code(f'muon-rate-{task}')} tells, "
+                "among the open questions."
+            )
     if race.shortcoming is not None:
         blocks.append(
             f"{race.shortcoming[0].upper()}{race.shortcoming[1:]}, so there is no final rank."
