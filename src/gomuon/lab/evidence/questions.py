@@ -34,7 +34,7 @@ def section(evidence: Evidence) -> list[str]:
         "A sweep is shorter than its race, and what is best for a short run may be too high for a "
         "longer one. Here Muon has lower rates on the seeds and over the updates of the race; "
         "Go-MUON keeps the rate it raced with. Both rates were set down after the races had run, "
-        "so the better of them is Muon's most favourable case.",
+        "so to take the better of them is to favour Muon.",
         *_compared(
             evidence,
             [
