@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ast
+import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gomuon.lab import paper_figures
-from gomuon.lab.evidence import claims
+from gomuon.lab.evidence import claims, drawings
 from gomuon.lab.evidence.reading import read_evidence
 from gomuon.lab.experiments import EXPERIMENTS
 from gomuon.lab.runs import RunConfig
@@ -96,6 +98,30 @@ def test_a_run_that_does_not_come_back_is_qualified(
     assert found == wanted
     assert "Go-MUON is below 99 % at 471 later evaluations" in why
     assert f"; in the end {100 * end:.2f} % with Go-MUON and " in why
+
+
+def test_the_paper_rates_are_judged_before_the_screen_is_whole(tmp_path: Path) -> None:
+    folder = thin_campaign(tmp_path / "grokking", EXPERIMENTS["grokking"])
+    judged = [claim.finding(read_evidence(tmp_path)) for claim in claims.ABSTRACT[7:]]
+    shutil.rmtree(folder / "runs" / "p107-muon-0.32-s0")
+    evidence = read_evidence(tmp_path)
+    waiting = ("not run yet", "`grokking`: 7 of 8 runs so far")
+    assert claims.FURTHER[3].finding(evidence) == waiting, "the screen needs every run"
+    assert [claim.finding(evidence) for claim in claims.ABSTRACT[7:]] == judged
+    assert claims.FURTHER[4].finding(evidence)[0] != "not run yet"
+    assert sum(len(panel.lines) for panel in drawings.grokking(evidence)) == 7
+    shutil.rmtree(folder / "runs" / "p107-muon-0.16-s0")
+    evidence = read_evidence(tmp_path)
+    assert claims.ABSTRACT[7].finding(evidence) == judged[0]
+    for claim in (claims.ABSTRACT[8], claims.FURTHER[4]):
+        assert claim.finding(evidence) == ("not run yet", "`grokking`: 6 of 8 runs so far")
+    assert drawings.grokking(evidence) == ()
+
+
+def test_a_quick_run_of_the_paper_rates_is_not_judged(tmp_path: Path) -> None:
+    thin_campaign(tmp_path / "grokking", replace(EXPERIMENTS["grokking"], label="quick"))
+    found = claims.ABSTRACT[7].finding(read_evidence(tmp_path))
+    assert found == ("not run yet", "`grokking`: only a quick run")
 
 
 def test_the_screen_and_the_fit(tmp_path: Path) -> None:

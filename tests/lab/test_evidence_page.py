@@ -76,7 +76,7 @@ def test_an_unfinished_campaign_has_no_verdict(tmp_path: Path) -> None:
     evidence = read_evidence(tmp_path)
     assert claims.ABSTRACT[3].finding(evidence) == ("not run yet", "`ptb`: 5 of 6 runs so far")
     text = markdown(evidence, [])
-    assert "5 runs of 6; nothing is concluded from it yet" in text
+    assert "5 runs of 6; nothing is concluded that needs the missing ones" in text
     assert "Not whole: `ptb` (5 of 6 runs so far)" in text
     assert pictures.paint_all(evidence) == {}
 

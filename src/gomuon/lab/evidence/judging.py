@@ -23,6 +23,8 @@ Finding = tuple[Verdict, str]
 CLOSE = 0.01  # a window mean this near to the paper's counts as the same
 SOON, TIMES = 400, 5  # updates within which Go-MUON groks, and how many times as many Muon takes
 SAVING = (0.15, 0.25)  # what "about 20 %" may be
+# Per modulus Muon and Go-MUON at the rates the paper selected.
+SELECTED = dict(zip((103, 107), EXPERIMENTS["grokking"].comparisons, strict=True))
 FIT = 0.1  # by how much two fitting times may differ and still be nearly the same
 
 
@@ -194,24 +196,24 @@ def aligned(study: Study) -> Finding:
 
 def groks(modulus: int) -> Callable[[Study], Finding]:
     def judge(study: Study) -> Finding:
-        names = (f"p{modulus}-go-muon-0.08", f"p{modulus}-muon-0.16")
+        names = SELECTED[modulus]
         results = [_only(study, name) for name in names]
-        go, muon = (result["grok_step"] for result in results)
+        muon, go = (result["grok_step"] for result in results)
         published = [paper.GROKKING.grokking[name]["grok_step"] for name in names]
         steps = study.campaign.steps
         reason = f"Go-MUON {_at(go, steps)}, Muon {_at(muon, steps)}"
         if go is not None and muon is not None:
             reason += f", {muon / go:.1f} times as many"
-        reason += f" (paper {published[0]:,} and {published[1]:,}); one seed"
-        lost, ends = results[0]["retention_failures"], [r["final_test_accuracy"] for r in results]
+        reason += f" (paper {published[1]:,} and {published[0]:,}); one seed"
+        lost, ends = results[1]["retention_failures"], [r["final_test_accuracy"] for r in results]
         if lost:
             reason += f"; Go-MUON is below 99 % at {w.many(len(lost), 'later evaluation')}"
-        go_end, muon_end = (w.accuracy(end, 2) for end in ends)
+        muon_end, go_end = (w.accuracy(end, 2) for end in ends)
         reason += f"; in the end {go_end} with Go-MUON and {muon_end} with Muon"
         if go is None or (muon is not None and muon <= go):
             return "not reproduced", reason
         first = go <= SOON and (muon is None or muon >= TIMES * go)
-        stayed = ends[0] is not None and ends[0] >= GROK_THRESHOLD
+        stayed = ends[1] is not None and ends[1] >= GROK_THRESHOLD
         return ("reproduced" if first and stayed else "qualified"), reason
 
     return judge
@@ -241,8 +243,7 @@ def screened(study: Study) -> Finding:
 
 def fits_alike(study: Study) -> Finding:
     parts, alike = [], 0
-    for modulus in (103, 107):
-        names = (f"p{modulus}-muon-0.16", f"p{modulus}-go-muon-0.08")
+    for modulus, names in SELECTED.items():
         muon, go = (_only(study, name)["train_99_step"] for name in names)
         published = [paper.GROKKING.grokking[name]["train_99_step"] for name in names]
         alike += muon is not None and go is not None and abs(go - muon) <= FIT * muon

@@ -39,7 +39,7 @@ A verdict says whether what the paper states came out again, by the rule beside 
 say that three seeds are enough."""
 READING = """\
 `reproduced`, `qualified` and `not reproduced` follow from the numbers by the rules below;
-`not run yet` means that a campaign is absent or unfinished, and nothing is said of it. Theory
+`not run yet` means that runs it rests on are absent, and nothing is said of it. Theory
 is held by tests that run with every change; `gomuon verify` checks it on your own machine."""
 CAPTIONS = {
     "trajectories": (

@@ -73,6 +73,12 @@ class Study:
         made = len(self.runs)
         return None if made == self.declared else f"{made} of {self.declared} runs so far"
 
+    def complete(self, arms: Sequence[str]) -> bool:
+        """Whether every run of these arms is there, though others may be missing."""
+        if self.campaign.label != "full" or not self.has(*arms):
+            return False
+        return self.seeds_of(*arms) == list(self.campaign.seeds)
+
     def has(self, *arms: str) -> bool:
         known = {arm.name for arm in self.campaign.arms}
         return known.issuperset(arms)

@@ -28,7 +28,7 @@ def source(name: str, evidence: Evidence) -> str:
         return f"{code(f'results/{name}')}: {n.NOT_RUN}."
     state = f"{w.many(len(study.runs), 'run')} of {study.declared}"
     if study.shortcoming is not None:
-        state += "; nothing is concluded from it yet"
+        state += "; nothing is concluded that needs the missing ones"
     return (
         f"{code(f'results/{name}')}: {state}, {w.seeds(study.campaign.seeds)}, commit "
         f"{_commits(study)}, made by {code(spelled(study, evidence))}."
