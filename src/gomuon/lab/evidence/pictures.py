@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
@@ -18,7 +19,9 @@ from gomuon.lab.evidence.reading import Evidence
 from gomuon.lab.experiments import EXPERIMENTS
 
 SETTLED = 100  # the first updates fall from ln(vocabulary) and would flatten all that matters
+WHOLE = 100.1  # per cent; a little more than all, so that none wrong has a place on a log scale
 
+Array = npt.NDArray[np.float64]
 Painter = Callable[[Figure, Look], None]
 Panel = TypeVar("Panel")
 
@@ -128,12 +131,25 @@ def _accuracies(axes: Axes, panel: drawings.GrokPanel, look: Look) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
-    axes.yaxis.set_major_locator(FixedLocator([0, 25, 50, 75, 99]))
-    axes.set_ylim(-3, 103)
-    axes.set_ylabel("held-out accuracy, %", fontsize=9)
+    # What is still wrong, on a log scale: all that matters happens in the last few per cent.
+    axes.set_yscale("function", functions=(_stretch, _unstretch))
+    axes.yaxis.set_major_locator(FixedLocator([0, 50, 90, 97, 99, 100]))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0f}"))
+    axes.set_ylim(-700, 100)  # the legend has what is below zero to itself
+    axes.axhline(99, color=look.ink, lw=1)
+    axes.set_ylabel("held-out accuracy, %,\nstretched at the top", fontsize=9)
     axes.set_title(label(panel.title, 40), fontsize=10, loc="left")
-    axes.legend(fontsize=7.5, loc="upper left", handlelength=1.6, borderaxespad=0.2)
+    axes.legend(fontsize=7.5, loc="lower right", ncols=2, handlelength=1.6, borderaxespad=0.2)
     axes.tick_params(labelsize=8)
+
+
+def _stretch(accuracy: Array) -> Array:
+    return -np.log10(np.maximum(WHOLE - accuracy, 1e-3))
+
+
+def _unstretch(height: Array) -> Array:
+    return WHOLE - 10.0**-height
 
 
 def _comparison(panels: tuple[drawings.DotPanel, ...]) -> Painter:
