@@ -48,9 +48,9 @@ CAPTIONS = {
         "zero Go-MUON is lower."
     ),
     "grokking": (
-        "Accuracy on held-out pairs, stretched at the top (what is wrong, on a log scale). Bold: the "
-        "rates the paper selected, with a dot where the run groks; dashed: the other rates of the "
-        "screen; dotted upright: where the paper's runs grok."
+        "Accuracy on held-out pairs, stretched at the top (what is wrong, on a log scale). Bold: "
+        "the rates the paper selected, with a dot where the run groks; dashed: the other rates of "
+        "the screen; dotted upright: where the paper's runs grok."
     ),
     "comparison": (
         "Every method at its tuned rate on fresh seeds: rings are seeds, diamonds their means, "
