@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 import shutil
 import statistics
 from collections.abc import Callable
@@ -297,3 +298,29 @@ def test_a_full_run_says_which_hashes_agree(ptb: Path, ptb_report: tuple[str, st
     hashes = json.loads((ptb / "runs" / "muon-s1" / "manifest.json").read_text())["hashes"]
     (row,) = rows_of(ptb_report[0], "seed 1")
     assert row[1:] == ["2", *(hashes[field][:12] for field in FIELDS)]
+
+
+def groks_at(run: Path, when: int | None, steps: int = 300) -> None:
+    """Give a made run held-out accuracies that reach all pairs at that update."""
+    lines = [
+        {"step": i, "loss": 0.1, "train_accuracy": 1.0}
+        | ({} if i % 10 else {"test_accuracy": float(when is not None and i >= when)})
+        for i in range(1, steps + 1)
+    ]
+    write_lines(run / "metrics.jsonl", lines)
+
+
+def test_grokking_ranks_by_the_mean_a_bound_where_a_seed_never_groks(tmp_path: Path) -> None:
+    folder = write_campaign(tmp_path / "c", race(("go-muon", "muon"), seeds=(0, 1, 2), steps=300))
+    for seed, when in enumerate((100, 100, None)):
+        groks_at(folder / "runs" / f"go-muon-s{seed}", when)
+        groks_at(folder / "runs" / f"muon-s{seed}", 160)
+    markdown, _ = reported(folder)
+    headline = markdown.split("\n\n")[1]
+    assert "muon 0.16 groks after 160 updates, go-muon 0.08 after over 167" in headline
+    standing = [line for line in markdown.splitlines() if re.match(r"\| \d\.", line)]
+    assert "muon 0.16 | 160 updates" in standing[0]
+    assert "go-muon 0.08 | over 167 updates" in standing[1]
+    assert "groks on 2 of 3 seeds" in standing[1]
+    (row,) = [row for row in rows_of(markdown, "go-muon 0.08") if "1" in row]
+    assert row[2] == "over 167"

@@ -33,13 +33,33 @@ class GrokOutcomes:
         return [outcomes[seed] for seed in self.common_seeds(arm.group) if seed in outcomes]
 
     def typical(self, arm: ArmView) -> float | None:
-        """The median grok step: a seed that never groks counts, where a mean would be infinite."""
+        """The mean grok step over seeds; NEVER if it groks on none of them.
+
+        A run that does not grok counts as one update more than it could make, so that the mean is
+        then a bound; the page of the evidence ranks by the same.
+        """
         found = [outcome["grok_step"] for outcome in self.ranked_on(arm)]
-        steps = sorted(NEVER if step is None else float(step) for step in found)
-        if not steps:
+        if not found:
             return None
-        low, high = steps[(len(steps) - 1) // 2], steps[len(steps) // 2]
-        return low if low == high else (low + high) / 2
+        if all(step is None for step in found):
+            return NEVER
+        beyond = self.campaign.steps + 1
+        return math.fsum(beyond if step is None else step for step in found) / len(found)
+
+    def shown(self, arm: ArmView) -> str:
+        """The mean grok step in words, as a bound where a seed did not grok."""
+        step = self.typical(arm)
+        if step is None or math.isinf(step):
+            return "never"
+        if self.certain(arm):
+            return f"{step:,.0f}"
+        found = [outcome["grok_step"] or self.campaign.steps for outcome in self.ranked_on(arm)]
+        return f"over {math.fsum(found) / len(found):,.0f}"
+
+    def certain(self, *arms: ArmView) -> bool:
+        """Whether every run of these arms grokked, so that their means are no bounds."""
+        found = [outcome["grok_step"] for arm in arms for outcome in self.ranked_on(arm)]
+        return None not in found
 
     def ranked(self, arms: list[ArmView]) -> list[tuple[ArmView, float]]:
         """By grok step; those that never grok by the accuracy they end with."""

@@ -22,7 +22,7 @@ def headline(report: GrokOutcomes) -> str:
         ours, theirs = report.typical(candidate), report.typical(control)
         if ours is not None and theirs is not None:
             compared.append((control, candidate, ours, theirs))
-    if len(compared) > 1 and all(math.isfinite(max(a, b)) for *_, a, b in compared):
+    if len(compared) > 1 and all(report.certain(*pair) for *pair, _, _ in compared):
         control, candidate = compared[0][:2]
         ratios = [f"{b / a:.1f} times at {arm.group}" for _, arm, a, b in compared]
         return f"{candidate.title} groks faster than {control.title}: {w.listing(ratios)}"
@@ -34,7 +34,7 @@ def headline(report: GrokOutcomes) -> str:
     arm, grokked = ranking[0]
     if math.isinf(grokked):
         return f"{arm.title} does not grok within {w.many(report.campaign.steps, 'update')}"
-    return f"{arm.title} groks after {grokked:,.0f} updates"
+    return f"{arm.title} groks after {report.shown(arm)} updates"
 
 
 def _told(
@@ -50,8 +50,11 @@ def _told(
     if math.isinf(ours):
         return f"{candidate.title} does not grok {within}{where}; {control.title} does"
     if math.isinf(theirs):
-        first = f"{candidate.title} groks after {ours:,.0f} updates{where}"
+        first = f"{candidate.title} groks after {report.shown(candidate)} updates{where}"
         return f"{first}; {control.title} not within {report.campaign.steps:,}"
+    if not report.certain(candidate, control):
+        first = f"{candidate.title} groks after {report.shown(candidate)} updates{where}"
+        return f"{first}, {control.title} after {report.shown(control)}"
     return (
         f"{candidate.title} groks {theirs / ours:.1f} times as fast as {control.title}{where}: "
         f"{ours:,.0f} updates against {theirs:,.0f}"
@@ -84,14 +87,17 @@ def _standing(
             remark="not grokked" if diverged is None else f"diverged at update {diverged:,}",
             color=arm.color,
         )
+    remark = "first to grok" if place == 1 else f"{grokked / first:.1f} times the first's updates"
+    if not report.certain(arm):
+        outcomes = report.ranked_on(arm)
+        done = sum(outcome["grok_step"] is not None for outcome in outcomes)
+        remark = f"groks on {done} of {w.many(len(outcomes), 'seed')}"
     return Standing(
         place=f"{place}.",
         name=name,
-        figure=f"{grokked:,.0f}",
+        figure=report.shown(arm),
         unit="updates to sustained 99 % held out",
-        remark="first to grok"
-        if place == 1
-        else f"{grokked / first:.1f} times the first's updates",
+        remark=remark,
         color=arm.color,
         winner=place == 1 and contested,
     )
@@ -126,7 +132,9 @@ def _curves(report: GrokOutcomes) -> tuple[Block, ...]:
         grokked = report.typical(arm)
         if grokked is not None:
             where = f" ({arm.group})" if arm.group else ""
-            when = "does not grok" if math.isinf(grokked) else f"groks at update {grokked:,.0f}"
+            when = (
+                "does not grok" if math.isinf(grokked) else f"groks at update {report.shown(arm)}"
+            )
             told.append(f"{arm.title}{where} {when}")
     alt = "Held-out and training accuracy against updates. "
     alt += f"{w.listing(told)}." if told else "No run has finished yet."
@@ -165,7 +173,9 @@ def _results(report: GrokOutcomes) -> Table:
     for measured in ("train 99 %", "grok 99 %", "delay"):
         columns += [measured, "paper"] if campaign.paper else [measured]
     columns += ["later failures"] if campaign.race else ["later failures", "speed-up", "paper"]
-    many = "medians over seeds; " if len(campaign.seeds) > 1 else ""
+    many = ""
+    if len(campaign.seeds) > 1:
+        many = "means over seeds, a run that never groks counts as one update more than it made; "
     return Table(
         f"Updates to 99 % accuracy on training and held-out pairs ({many}lower is better). Later "
         "failures: evaluations below 99 % after the grok step, which do not redefine it."
@@ -183,9 +193,10 @@ def _result_row(report: GrokOutcomes, arm: ArmView, best: float) -> tuple[Cell |
     theirs = report.campaign.printed("grokking").get(arm.name, {})
     for name in ("train_99_step", "grok_step", "delay"):
         if name == "grok_step":
-            cells.append(Cell("never" if never else w.step(grokked), best=grokked == best < NEVER))
+            words = w.ABSENT if grokked is None else report.shown(arm)
+            cells.append(Cell(words, best=grokked == best < NEVER))
         else:
-            cells.append(_median(outcomes, name))
+            cells.append(_mean(outcomes, name))
         if report.campaign.paper:
             cells.append(w.step(theirs.get(name)))
     lost = sum(len(outcome["retention_failures"]) for outcome in outcomes)
@@ -199,7 +210,7 @@ def _speed_up(report: GrokOutcomes, arm: ArmView) -> str:
     ours = report.typical(arm)
     for control, candidate in report.comparisons():
         theirs = report.typical(control)
-        if candidate.name == arm.name and ours and theirs and math.isfinite(max(ours, theirs)):
+        if candidate.name == arm.name and ours and theirs and report.certain(control, candidate):
             return f"{theirs / ours:.1f}×"
     return w.ABSENT
 
@@ -210,11 +221,11 @@ def _printed_speed_up(report: GrokOutcomes, arm: ArmView) -> str:
     return w.ABSENT if printed is None or arm.name not in candidates else f"{float(printed):.1f}×"
 
 
-def _median(outcomes: list[dict[str, Any]], name: str) -> str:
-    values = sorted(o[name] for o in outcomes if o[name] is not None)
+def _mean(outcomes: list[dict[str, Any]], name: str) -> str:
+    values = [o[name] for o in outcomes if o[name] is not None]
     if not values or len(values) < len(outcomes):
         return w.ABSENT
-    return w.step((values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2)
+    return w.step(math.fsum(values) / len(values))
 
 
 def _screen(report: GrokOutcomes) -> list[Note]:
