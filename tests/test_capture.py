@@ -151,7 +151,8 @@ def test_finished_micro_batches_are_folded() -> None:
     capture = watch(model.q, model.k, model.o)
     for seed in range(20):
         model(inputs(3, seed=seed)).sum().backward()
-    assert len(capture.window._readings) <= 6
+    held = [reading for led in capture.window._readings.values() for reading in led]
+    assert len(held) <= 6
     assert seen(capture, model.q)[1] == 60
 
 
@@ -319,3 +320,140 @@ def test_hooks_go_with_the_optimizer_or_when_asked() -> None:
     del optimizer
     gc.collect()
     assert hooks() == 0
+
+
+# ---- who forms the moment, and who forgets it ----------------------------------------------------
+
+
+@pytest.mark.parametrize("reached", ["q", "k"])
+def test_a_reader_sees_its_input_though_the_loss_misses_the_other(reached: str) -> None:
+    """The first to read a tensor may be a branch the loss does not reach."""
+    model = Attention()
+    capture = watch(model.q, model.k)
+    x = inputs(4)
+    outputs = {name: getattr(model, name)(x) for name in ("q", "k")}
+    outputs[reached].sum().backward()
+    total, count, *_ = seen(capture, getattr(model, reached))
+    torch.testing.assert_close(total, x.mT @ x)
+    assert count == 4
+    missed = model.k if reached == "q" else model.q
+    assert capture.collect()[missed.weight] == Statistics(None, None)
+
+
+def test_two_losses_reach_two_readers_of_one_tensor() -> None:
+    model = Attention()
+    capture = watch(model.q, model.k)
+    x = inputs(4)
+    q, k = model.q(x), model.k(x)
+    k.sum().backward()
+    q.sum().backward()
+    for layer in (model.q, model.k):
+        total, count, *_ = seen(capture, layer)
+        torch.testing.assert_close(total, x.mT @ x)
+        assert count == 4
+    statistics = capture.collect()
+    assert statistics[model.q.weight].inputs is statistics[model.k.weight].inputs
+
+
+def test_finished_micro_batches_are_folded_under_checkpointing() -> None:
+    model = Attention()
+    capture = watch(model.q, model.k, model.o)
+    for seed in range(20):
+        checkpoint(model, inputs(3, seed=seed), use_reentrant=False).sum().backward()
+    held = [reading for led in capture.window._readings.values() for reading in led]
+    assert sum(reading.filled for reading in held) <= 4
+    assert seen(capture, model.q)[1] == 60
+
+
+def test_a_reading_that_was_forgotten_takes_no_new_readers() -> None:
+    """The same tensor is read again, by the other layer alone, after `zero_grad`."""
+    model = Attention()
+    capture = watch(model.q, model.k)
+    x = inputs(4)
+    model.q(x).sum().backward()
+    capture.forget_sums()
+    model.k(x).sum().backward()
+    total, count, *_ = seen(capture, model.k)
+    torch.testing.assert_close(total, x.mT @ x)
+    assert count == 4
+
+
+@pytest.mark.parametrize("how", ["model", "hand", "optimizer"])
+def test_statistics_go_with_gradients_set_to_none(how: str) -> None:
+    """However gradients are set to None, what came with them is gone."""
+    model = Attention()
+    optimizer = GoMuon(model, routes={"o.weight": "matrix"})
+    model(inputs(5, seed=1) * torch.inf).sum().backward()
+    if how == "model":
+        model.zero_grad()
+    elif how == "optimizer":
+        optimizer.zero_grad()
+    else:
+        for parameter in model.parameters():
+            parameter.grad = None
+    x = inputs(4)
+    model(x).sum().backward()
+    for layer in (model.q, model.k):
+        total, count, *_ = seen(optimizer._captures[0], layer)
+        torch.testing.assert_close(total, x.mT @ x)
+        assert count == 4
+    optimizer.step()
+    assert "failures" not in optimizer.state[model.q.weight]
+
+
+def test_labels_sampled_before_a_second_forward_pass_stay() -> None:
+    model = mlp(6, 5, 5, 3)
+    optimizer = GoMuon(model)
+    weight = model.get_parameter("2.weight")
+    logits = [model(inputs(4, seed=seed)) for seed in (0,)]
+    optimizer.sample_labels(logits[0])
+    (hook,) = optimizer._captures[0]._hooks[weight]
+    assert hook.substitute is not None
+    logits.append(model(inputs(4, seed=1)))
+    assert hook.substitute is not None, "no backward pass has come yet"
+    sum(part.sum() for part in logits).backward()
+    assert hook.substitute is not None
+
+
+# ---- modules that are called in other ways -------------------------------------------------------
+
+
+class Pair(nn.Linear):
+    """Returns a tuple, as some adapters do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x), None  # type: ignore[return-value]
+
+
+class Renamed(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)
+
+
+def test_a_layer_that_returns_a_tuple_is_not_captured() -> None:
+    layer = Pair(3, 4)
+    capture = watch(layer)
+    output, _ = layer(torch.randn(5, 3))
+    output.sum().backward()
+    assert capture.collect()[layer.weight] == Statistics(None, None)
+
+
+def test_a_layer_called_by_keyword_is_captured() -> None:
+    layer = Renamed(3, 4)
+    capture = watch(layer)
+    x = torch.randn(5, 3)
+    layer(x=x).sum().backward()
+    torch.testing.assert_close(seen(capture, layer)[0], x.mT @ x)
+
+
+def test_functional_gradients_pass_by() -> None:
+    model = mlp(6, 5, 3)
+    capture = watch(*[m for m in model.modules() if isinstance(m, nn.Linear)])
+    parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+        return torch.func.functional_call(model, parameters, (x,)).square().mean()
+
+    found = torch.func.grad(loss)(parameters, inputs(4))
+    assert found.keys() == parameters.keys()
+    assert set(capture.collect().values()) == {Statistics(None, None)}

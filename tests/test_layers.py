@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gomuon import GoMuon, LayerSpec, Muon
+from gomuon import GoMuon, LayerSpec, Muon, Shampoo
 from gomuon.functional import polar
 from gomuon.layers import Layer, check_spec
 from tests.models import language_loss, transformer
@@ -175,3 +175,39 @@ def test_a_transposed_layer_equals_a_linear_one() -> None:
             o.step()
     for index in (0, 2):
         torch.testing.assert_close(turned[index].weight.T, plain[index].weight)
+
+
+def test_what_cannot_be_cut_is_refused_at_construction() -> None:
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv = nn.Conv2d(4, 8, 3, groups=2)
+            self.linear = nn.Linear(8, 8)
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+    with pytest.raises(ValueError, match=r"'conv.weight' is a convolution of 2 groups.*4 × 1"):
+        GoMuon(Odd(), specs={"conv.weight": LayerSpec(heads=4)})
+    with pytest.raises(ValueError, match=r"block=4 of 'linear.weight' does not go with captured"):
+        GoMuon(Odd(), specs={"linear.weight": LayerSpec(block=4)})
+    with pytest.raises(ValueError, match=r"'scale' is a single number"):
+        GoMuon(Odd(), specs={"scale": LayerSpec()})
+    Muon(Odd(), specs={"linear.weight": LayerSpec(block=4)})
+
+
+def test_a_block_size_cuts_transposed_weights_too() -> None:
+    """Transformers' Conv1D is a linear layer stored the other way round: the same blocks."""
+    linear, stored = nn.Linear(8, 12).double(), Conv1D(12, 8).double()
+    with torch.no_grad():
+        stored.weight.copy_(linear.weight.mT)
+        stored.bias.copy_(linear.bias)
+    one, other = (
+        Shampoo(layer, block_size=4, routes={"weight": "matrix"}) for layer in (linear, stored)
+    )
+    for seed in range(3):
+        x = torch.randn(5, 8, generator=torch.Generator().manual_seed(seed)).double()
+        for layer, optimizer in ((linear, one), (stored, other)):
+            optimizer.zero_grad()
+            layer(x).square().sum().backward()
+            optimizer.step()
+    assert other.state[stored.weight]["left_factor"].shape == (6, 4, 4)
+    torch.testing.assert_close(stored.weight, linear.weight.mT, rtol=1e-6, atol=1e-8)

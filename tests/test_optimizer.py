@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gomuon import GoMuon, Muon
+from gomuon import KFAC, GoMuon, Muon, Shampoo
 from tests.models import language_loss, mlp, train, transformer
 
 
@@ -321,3 +321,114 @@ def test_a_zero_initialised_layer_trains() -> None:
         warnings.simplefilter("error")
         losses = [train(model, optimizer, range(1))[0] for _ in range(60)]
     assert losses[-1] < 0.1 * losses[0]
+
+
+# ---- groups that come later ----------------------------------------------------------------------
+
+
+def test_a_group_of_a_models_parameters_needs_no_names() -> None:
+    model = mlp(6, 5, 5, 3)
+    optimizer = GoMuon(model)
+    model.append(nn.Linear(3, 3).double())
+    optimizer.add_param_group({"params": model[-1].parameters()})
+    assert optimizer.param_groups[-1]["param_names"] == ["5.weight", "5.bias"]
+    foreign = nn.Parameter(torch.zeros(2, 2))
+    optimizer.add_param_group({"params": foreign})
+    assert optimizer.param_groups[-1]["param_names"] == ["parameter 8"]
+
+
+def test_a_layer_added_later_is_cut_as_its_module_says() -> None:
+    class Grown(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Conv2d(4, 8, 3)
+            self.second: nn.Module = nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x))
+
+    model = Grown()
+    optimizer = GoMuon(model)
+    model.second = nn.Conv2d(8, 8, 3, groups=4, bias=False)
+    optimizer.add_param_group({"params": model.second.parameters()})
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randn(2, 4, 7, 7)).square().mean().backward()
+        optimizer.step()
+    weight = model.get_parameter("second.weight")
+    assert optimizer.state[weight]["left_map"].shape == (4, 2, 2)
+
+
+def test_a_rate_of_one_entry_is_a_number() -> None:
+    model, twin = mlp(6, 5, 3, 3), mlp(6, 5, 3, 3)
+    rate = torch.tensor([0.08], dtype=torch.float64)
+    optimizer, plain = GoMuon(model, lr=rate, weight_decay=0.1), GoMuon(twin, weight_decay=0.1)
+    for one, other in ((model, optimizer), (twin, plain)):
+        for _ in range(2):
+            other.zero_grad()
+            one(torch.ones(4, 6, dtype=torch.float64)).square().mean().backward()
+            other.step()
+    assert_same(model, twin)
+    rate.zero_()  # a scheduler writes into the tensor it was given
+    assert float(optimizer.param_groups[0]["lr"]) == 0
+
+
+# ---- factors that were shared --------------------------------------------------------------------
+
+
+class Crossed(nn.Module):
+    """Queries and keys that read one tensor, or two."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.q, self.k, self.head = (nn.Linear(6, n, bias=False) for n in (6, 6, 2))
+        self.double()
+
+    def forward(self, x: Tensor, y: Tensor) -> Tensor:
+        return self.head(self.q(x) + self.k(y))
+
+
+def test_layers_that_no_longer_share_an_average_have_one_each() -> None:
+    model = Crossed()
+    optimizer = GoMuon(model, refresh_every=1, input_decay=0.5, shrinkage=0.0)
+    x, y = torch.randn(2, 8, 6).double()
+    model(x, x).square().mean().backward()
+    optimizer.step()
+    factors = [optimizer.state[layer.weight]["right_factor"] for layer in (model.q, model.k)]
+    assert factors[0] is factors[1]
+    before = factors[0].clone()
+    optimizer.zero_grad()
+    model(x, y).square().mean().backward()
+    optimizer.step()
+    for layer, read in ((model.q, x), (model.k, y)):
+        want = 0.5 * before + 0.5 * (read.mT @ read / 8)
+        torch.testing.assert_close(optimizer.state[layer.weight]["right_factor"], want)
+
+
+def test_a_frozen_layers_average_stays_while_its_siblings_moves() -> None:
+    model = Crossed()
+    optimizer = KFAC(model)
+    x, y = torch.randn(2, 8, 6).double()
+    model(x, x).square().mean().backward()
+    optimizer.step()
+    before = optimizer.state[model.k.weight]["right_factor"].clone()
+    model.k.weight.requires_grad_(False)
+    optimizer.zero_grad()
+    model(y, y).square().mean().backward()
+    optimizer.step()
+    assert torch.equal(optimizer.state[model.k.weight]["right_factor"], before)
+    assert not torch.equal(optimizer.state[model.q.weight]["right_factor"], before)
+
+
+def test_shampoo_waits_for_a_layers_first_statistics() -> None:
+    model = mlp(6, 5, 5, 3)
+    optimizer = Shampoo(model, statistics_every=3, refresh_every=2)
+    late = model.get_parameter("0.weight")
+    for step in range(4):
+        optimizer.zero_grad()
+        model(torch.ones(4, 6, dtype=torch.float64)).square().mean().backward()
+        if step == 0:
+            late.grad = None
+        optimizer.step()
+        assert ("left_map" in optimizer.state[late]) == (step > 3)

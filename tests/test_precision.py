@@ -1,12 +1,15 @@
 """Mixed precision: scaled losses, low-precision activations and weights, float32 statistics."""
 
+import copy
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
 
-from gomuon import GoMuon
+from gomuon import GoMuon, Muon
 from gomuon.optimizer import MatrixOptimizer
-from tests.models import language_loss, train, transformer
+from tests.models import language_loss, mlp, train, transformer
 
 NAME = "trunk.blocks.0.attention.v.weight"
 
@@ -93,3 +96,59 @@ def test_bfloat16_weights_follow_float32_ones() -> None:
     for p, q in zip(model.parameters(), full.parameters(), strict=True):
         assert p.dtype == torch.bfloat16
         assert torch.nn.functional.cosine_similarity(p.flatten().float(), q.flatten(), dim=0) > 0.9
+
+
+@pytest.mark.parametrize("method", [GoMuon, Muon])
+def test_a_step_inside_autocast_is_taken_in_full_precision(
+    method: Callable[..., MatrixOptimizer],
+) -> None:
+    inside, outside = transformer(dtype=torch.float32), transformer(dtype=torch.float32)
+    for model, optimizer in ((inside, method(inside)), (outside, method(outside))):
+        for step in range(5):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = language_loss(model, step)
+                loss.backward()
+                if model is inside:
+                    optimizer.step()
+            if model is outside:
+                optimizer.step()
+    for (name, p), q in zip(inside.named_parameters(), outside.parameters(), strict=True):
+        assert torch.equal(p, q), name
+
+
+def test_sampled_labels_never_had_the_loss_scale() -> None:
+    """Their loss is not the one the scaler scales."""
+    factors = []
+    for scale in (1.0, 2.0**10):
+        model = mlp(6, 5, 5, 3)
+        optimizer = GoMuon(model)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        optimizer.use_scaler(scaler)
+        logits = model(torch.ones(4, 6, dtype=torch.float64))
+        optimizer.sample_labels(logits, torch.Generator().manual_seed(0))
+        scaler.scale(logits.square().mean()).backward()
+        scaler.step(optimizer)
+        factors.append(optimizer.state[model.get_parameter("2.weight")]["left_factor"])
+    assert torch.equal(*factors)
+
+
+def test_a_copy_keeps_the_scaler() -> None:
+    model = mlp(6, 5, 3)
+    optimizer, scaler = GoMuon(model), torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer.use_scaler(scaler)
+    assert copy.deepcopy(optimizer)._scaler is scaler
+    new_scaler, new_optimizer = copy.deepcopy((scaler, optimizer))
+    assert new_optimizer._scaler is new_scaler
+
+
+def test_an_input_written_to_under_autocast_is_refused_not_misread() -> None:
+    """The layer keeps a rounded copy; the statistics would need what is no longer there."""
+    layer = nn.Linear(4, 4)
+    GoMuon(layer)
+    x = torch.randn(3, 4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = layer(x)
+        x += 1
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()

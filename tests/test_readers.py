@@ -7,6 +7,7 @@ import pytest
 import torch
 from curvlinops import KFACLinearOperator
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gomuon import GoMuon
 from gomuon.readers import LinearReader, Sampling, reader_for
@@ -204,7 +205,7 @@ def test_a_mask_leaves_padding_out_of_the_statistics(flat: bool) -> None:
     torch.testing.assert_close(statistics.gradients.total, delta.T @ delta)
     for moment in (statistics.inputs, statistics.gradients):
         assert (float(moment.count), float(moment.uses)) == (7, 7)
-    assert optimizer._captures[0].window.mask is None
+    assert optimizer._captures[0].window.mask_now() is None
 
 
 def test_a_mask_with_reduce_is_refused() -> None:
@@ -229,3 +230,21 @@ def test_a_layer_called_with_no_rows_was_not_seen() -> None:
             optimizer.step()
     assert "failures" not in optimizer.state[layer.weight]
     assert layer.weight.isfinite().all()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_mask_is_kept_for_recomputed_passes(reentrant: bool) -> None:
+    layer = nn.Linear(3, 4, bias=False).double()
+    optimizer = GoMuon(layer)
+    x = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True)
+    mask = torch.ones(4, 5)
+    mask[:, 3:] = 0
+    with optimizer.statistics_mask(mask):
+        y = checkpoint(layer, x, use_reentrant=reentrant)
+    y.square().mean().backward()
+    moment = optimizer._captures[0].collect()[layer.weight].inputs
+    assert moment is not None
+    rows = x.detach()[:, :3].flatten(0, 1)
+    torch.testing.assert_close(moment.total, rows.mT @ rows)
+    optimizer.step()
+    assert optimizer._captures[0].window._last_mask is None, "it does not outlive the step"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gomuon import GeometryWarning, GoMuon, Halfspace, Muon, MuonQK
+from gomuon import GeometryWarning, GoMuon, Halfspace, LayerSpec, Muon, MuonQK
 from gomuon.optimizer import MatrixOptimizer
 from tests.models import mlp, train, transformer
 
@@ -180,3 +180,61 @@ def test_a_newer_format_is_refused() -> None:
     optimizer = GoMuon(mlp(3, 4, 2))
     with pytest.raises(ValueError, match="format 99"):
         optimizer.load_state_dict({**optimizer.state_dict(), "format": 99})
+
+
+# ---- how layers are cut --------------------------------------------------------------------------
+
+HEADS = {"0.weight": LayerSpec(heads=2)}
+
+
+def test_a_pickled_optimizer_keeps_its_specs() -> None:
+    model = mlp(6, 8, 8, 3)
+    optimizer = GoMuon(model, specs=HEADS)
+    train_mlp(model, optimizer, range(3))
+    again, resumed = pickle.loads(pickle.dumps((model, optimizer)))
+    resumed.attach(again)
+    train_mlp(model, optimizer, range(3, 8))
+    train_mlp(again, resumed, range(3, 8))
+    assert_same(model, again)
+    assert resumed.state[again[0].weight]["left_map"].shape == (2, 4, 4)
+
+
+@pytest.mark.parametrize("cut", [True, False], ids=["cut here", "cut there"])
+def test_a_checkpoint_of_another_cut_is_refused(cut: bool) -> None:
+    model, other = mlp(6, 8, 8, 3), mlp(6, 8, 8, 3)
+    optimizer = GoMuon(model, specs=None if cut else HEADS)
+    train_mlp(model, optimizer, range(2))
+    target = GoMuon(other, specs=HEADS if cut else None)
+    sides = (8, 4) if cut else (4, 8)
+    words = f"left_factor of '0.weight' is for matrices with a side of {sides[0]} in the "
+    with pytest.raises(ValueError, match=f"{words}checkpoint, here that side has {sides[1]}"):
+        target.load_state_dict(optimizer.state_dict())
+    assert not target.state
+    train_mlp(other, target, range(2))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [({"alpha": 0.25}, {"alpha": 0.0}), ({"token_stride": 2}, {"token_stride": 1})],
+    ids=["alpha", "token_stride"],
+)
+def test_hooks_follow_the_settings_of_a_checkpoint(
+    before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    model, other = mlp(6, 8, 8, 3), mlp(6, 8, 8, 3)
+    optimizer = GoMuon(model, refresh_every=1, **before)
+    train_mlp(model, optimizer, range(3))
+    resumed = GoMuon(other, refresh_every=1, **after)
+    other.load_state_dict(model.state_dict())
+    resumed.load_state_dict(optimizer.state_dict())
+    train_mlp(model, optimizer, range(3, 8))
+    train_mlp(other, resumed, range(3, 8))
+    assert_same(model, other)
+
+
+def train_mlp(model: nn.Module, optimizer: MatrixOptimizer, steps: range) -> None:
+    for step in steps:
+        optimizer.zero_grad()
+        x = torch.randn(4, 6, 6, generator=torch.Generator().manual_seed(step)).double()
+        model(x).square().mean().backward()
+        optimizer.step()

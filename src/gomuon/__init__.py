@@ -4,7 +4,7 @@ optimizer = gomuon.GoMuon(model, lr=0.08)
 """
 
 from gomuon import functional
-from gomuon.errors import DecompositionError, GeometryWarning, NonFiniteGradientError
+from gomuon.errors import DecompositionError, GeometryWarning, NonFiniteGradientError, RankError
 from gomuon.layers import LayerSpec
 from gomuon.methods import (
     FISMO,
@@ -46,6 +46,7 @@ __all__ = [
     "MuonSquared",
     "NewtonMuon",
     "NonFiniteGradientError",
+    "RankError",
     "Scion",
     "Shampoo",
     "functional",

@@ -4,14 +4,17 @@ Nothing here knows of factors, shrinkage or optimizers; how a moment comes about
 """
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from gomuon.holdings import is_sharded
 from gomuon.probes import (
     Moment,
     Probe,
@@ -41,14 +44,22 @@ class Statistics:
 class Reading:
     """One input tensor of one forward pass, and the layers that read it.
 
-    The leader's tap forms the moment. Every reader's tap counts its own rows, so that a reader the
-    loss did not reach, or a pass that was only a recomputation, counts for nothing.
+    The first reader the backward pass comes to forms the moment. Every reader's tap counts its own
+    rows, so that a reader the loss did not reach, or a pass that was only a recomputation, counts
+    for nothing.
     """
 
     def __init__(self, leader: "LayerHook", x: Tensor) -> None:
-        self.leader = leader
+        self.leader = leader  # who read it first
+        self.former: LayerHook | None = None  # who forms its moment
         self.total = leaf(leader.dtype, x.device, *leader.shapes[0])
         self.counts: dict[LayerHook, Tensor] = {}
+
+    def forms(self, reader: "LayerHook") -> bool:
+        """Whether it is this reader who forms the moment; the first one asked does."""
+        if self.former is None:
+            self.former = reader
+        return self.former is reader
 
     def count_of(self, reader: "LayerHook") -> Tensor:
         """The reader's counting probe."""
@@ -60,10 +71,17 @@ class Reading:
 
     @property
     def times(self) -> dict["LayerHook", float]:
-        """How often each reader's backward passed over the rows, relative to the leader's."""
+        """How often each reader's backward passed over the rows, relative to the former's."""
         counts = {hook: c.grad for hook, c in self.counts.items() if c.grad is not None}
-        rows = float(counts[self.leader]) if self.leader in counts else 0.0
+        rows = float(counts[self.former]) if self.former in counts else 0.0
         return {hook: float(count) / rows for hook, count in counts.items()} if rows else {}
+
+    @property
+    def whole(self) -> Moment:
+        """Its moment, once the backward pass has been there."""
+        assert self.former is not None
+        count = gradient(self.counts[self.former])
+        return Moment(gradient(self.total), count, count)
 
     def absorb(self, other: "Reading") -> None:
         for mine, theirs in (
@@ -90,8 +108,10 @@ class Window:
 
     def __init__(self) -> None:
         self.open = False  # for some of the hooks at least
-        self.mask: Tensor | None = None
-        self._readings: list[Reading] = []
+        self._mask: Tensor | None = None
+        self._last_mask: Tensor | None = None
+        self._delivered = False  # by a backward pass, to some reading
+        self._readings: dict[LayerHook, list[Reading]] = {}  # by leader
         self._inputs: dict[int, tuple[weakref.ref[Tensor], int, Reading]] = {}
 
     def reading_of(self, x: Tensor, hook: "LayerHook") -> Reading:
@@ -105,43 +125,77 @@ class Window:
             and known[1] == x._version
             and known[2].leader is not hook
             and known[2].leader.reader == hook.reader
+            and known[2] in self._readings.get(known[2].leader, ())  # not forgotten, nor folded
         ):
             return known[2]
         reading = Reading(hook, x)
         self._inputs[id(x)] = (weakref.ref(x), x._version, reading)
-        self._readings.append(reading)
+        self._readings.setdefault(hook, []).append(reading)
         return reading
+
+    def forms(self, reading: Reading, hook: "LayerHook") -> bool:
+        """Asked by backward: whether this hook is to form the reading's moment."""
+        self._delivered = True
+        return reading.forms(hook)
 
     def shares(self) -> dict["LayerHook", list[Term]]:
         """Of every finished reading its moment, and how often each hook's sum contains it."""
         shares: dict[LayerHook, list[Term]] = {}
-        for reading in self._readings:
+        for reading in (reading for led in self._readings.values() for reading in led):
             if reading.filled and (times := reading.times):
-                count = gradient(reading.counts[reading.leader])
-                whole = Moment(gradient(reading.total), count, count)
+                whole = reading.whole
                 for hook, often in times.items():
                     shares.setdefault(hook, []).append((whole, often))
         return shares
 
-    def fold(self, reading: Reading) -> None:
-        """Merge a finished reading into an older one of the same readers, to bound memory."""
-        if reading not in self._readings:
-            return
-        for other in self._readings:
-            if other is reading or other.leader is not reading.leader or not other.filled:
-                continue
-            if other.times == reading.times:
-                other.absorb(reading)
-                self._readings.remove(reading)
-                return
+    def fold(self, leader: "LayerHook") -> None:
+        """Merge finished readings of the same readers, to bound memory."""
+        led = self._readings.get(leader, [])
+        filled = [reading for reading in led if reading.filled]
+        for i, reading in enumerate(filled):
+            older = next((r for r in filled[:i] if r in led and r.times == reading.times), None)
+            if older is not None:
+                older.absorb(reading)
+                led.remove(reading)
+
+    def forget_sums_of(self, hook: "LayerHook") -> None:
+        """Drop what was delivered to readers none of whom has a gradient any more, hook first."""
+
+        def stale(reading: Reading) -> bool:
+            readers = reading.counts
+            return reading.filled and hook in readers and all(r.was_zeroed for r in readers)
+
+        if self._delivered:
+            self._keep_readings(lambda reading: not stale(reading))
 
     def forget_sums(self) -> None:
         """Drop what backward passes delivered; forward passes still awaiting theirs stay."""
-        self._readings = [reading for reading in self._readings if not reading.filled]
+        self._keep_readings(lambda reading: not reading.filled)
+        self._delivered = False
+
+    def _keep_readings(self, wanted: Callable[[Reading], bool]) -> None:
+        for leader, led in self._readings.items():
+            self._readings[leader] = [reading for reading in led if wanted(reading)]
+
+    @contextmanager
+    def masked(self, mask: Tensor) -> Iterator[None]:
+        self._mask = self._last_mask = mask
+        try:
+            yield
+        finally:
+            self._mask = None
+
+    def mask_now(self) -> Tensor | None:
+        """The mask of this forward pass; of a recomputation in the backward pass, the last one."""
+        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
+            return self._mask
+        return self._last_mask
 
     def clear(self) -> None:
         self._readings.clear()
         self._inputs.clear()
+        self._delivered = False
+        self._last_mask = self._mask
 
 
 class LayerHook:
@@ -165,7 +219,7 @@ class LayerHook:
         self.reader = watched.reader
         self.shapes = (watched.inputs, watched.gradients)
         self.substitute: Moment | None = None
-        self._led: Reading | None = None
+        self.weight = weight
         self.place(weight)
 
     def place(self, weight: Tensor) -> None:
@@ -177,54 +231,71 @@ class LayerHook:
         )
 
     def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Tensor
+        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Tensor | None:
         if not self.open:
             return None
+        x = args[0] if args else next(iter(kwargs.values()), None)
+        if not (isinstance(x, Tensor) and isinstance(output, Tensor)):
+            return None  # a subclass that takes or returns something else
         if not (module.training and torch.is_grad_enabled() and output.requires_grad):
             return None  # an evaluation pass, or a frozen branch
+        if torch._C._are_functorch_transforms_active():
+            return None  # torch.func's gradients are not the loss's
         weight: Tensor = module.weight  # type: ignore[assignment]
         if not weight.requires_grad:
             return None
         if self.kind != (weight.dtype, weight.device):
             self.place(weight)  # the model was moved or converted
-        x: Tensor = args[0] if args else kwargs["input"]
-        total, count = self._input_probes(x) if self.wants_inputs else (None, None)
+        self._share_the_gradients_fate()
+        inputs = self._input_probes(x) if self.wants_inputs else (None, None, None)
         tapped: Tensor = Tap.apply(
             output,
-            x if total is not None else None,
+            x if self.wants_inputs else None,
             self._mask(output),
             self.reader,
-            total,
-            count,
+            *inputs,
             *(self.gradients.leaves if self.wants_gradients else (None, None, None)),
         )
         return tapped
 
     def _mask(self, output: Tensor) -> Tensor | None:
         """The window's mask if this layer has a row for each of its entries."""
-        mask = self.window.mask
+        mask = self.window.mask_now()
         if mask is None or output.shape[:-1] == mask.shape:
             return mask
         return mask.flatten() if output.shape[:-1] == (mask.numel(),) else None
 
-    def _input_probes(self, x: Tensor) -> tuple[Tensor | None, Tensor]:
-        """Probes for x's moment (None when another layer takes it for us) and for our rows."""
+    def _input_probes(self, x: Tensor) -> tuple[Callable[[], bool] | None, Tensor, Tensor]:
+        """Whether we form x's moment, asked when backward comes, and probes for it and our rows."""
         if torch.compiler.is_compiling():
             # Who shares a tensor is not known while a graph is traced.
-            return self.inputs.total, self.inputs.count
-        if self._led is not None and self._led.filled:
-            self.window.fold(self._led)
-            self._led = None
+            return None, self.inputs.total, self.inputs.count
+        self.window.fold(self)
         reading = self.window.reading_of(x, self)
-        if reading.leader is not self:
-            return None, reading.count_of(self)
-        self._led = reading
-        return reading.total, reading.count_of(self)
+        return partial(self.window.forms, reading, self), reading.total, reading.count_of(self)
 
     @property
-    def gradient_moment(self) -> Moment | None:
-        return self.gradients.moment if self.substitute is None else self.substitute
+    def was_zeroed(self) -> bool:
+        """Whether there is no gradient, as after the model's own `zero_grad`.
+
+        A sharded one may lie elsewhere, so nothing is concluded from its absence.
+        """
+        return self.weight.grad is None and not is_sharded(self.weight)
+
+    def _share_the_gradients_fate(self) -> None:
+        """Drop what backward passes delivered if their gradients are gone."""
+        if torch.compiler.is_compiling() or not self.was_zeroed:
+            return
+        self.window.forget_sums_of(self)
+        if self.inputs.total.grad is not None or self.gradients.total.grad is not None:
+            self.forget_sums()
+
+    def gradient_moment(self, loss_scale: float) -> Moment | None:
+        """Of δ, freed of the scale of the loss; a substitute's loss was never scaled."""
+        if self.substitute is not None:
+            return self.substitute
+        return unscaled(self.gradients.moment, loss_scale)
 
     def forget_sums(self) -> None:
         self.inputs.clear()
@@ -251,6 +322,7 @@ class Capture:
 
     def __init__(self) -> None:
         self.window = Window()
+        self.settings: object = None  # what its hooks were placed for
         self._hooks: dict[Tensor, list[LayerHook]] = {}
         self._handles: list[RemovableHandle] = []
 
@@ -274,10 +346,11 @@ class Capture:
     def watches(self, parameter: Tensor) -> bool:
         return parameter in self._hooks
 
-    def collect(self, loss_scale: float = 1.0) -> dict[Tensor, Statistics]:
+    def collect(self, loss_scale: float = 1.0, ranks: int = 1) -> dict[Tensor, Statistics]:
         """Everything captured since the gate was set, by parameter.
 
-        `loss_scale` is what the loss was multiplied by before the backward pass; δ is freed of it.
+        `loss_scale` is what the loss was multiplied by before the backward pass; δ is freed of it,
+        and of the number of ranks over which gradients are averaged after they were captured.
         """
         shares, sums = self.window.shares(), dict[Any, Moment]()
         return {
@@ -290,7 +363,9 @@ class Capture:
                     ),
                     sums,
                 ),
-                unscaled(add(((hook.gradient_moment, 1.0) for hook in hooks), {}), loss_scale),
+                unscaled(
+                    add(((hook.gradient_moment(loss_scale), 1.0) for hook in hooks), {}), ranks
+                ),
             )
             for parameter, hooks in self._hooks.items()
             if any(hook.open for hook in hooks)

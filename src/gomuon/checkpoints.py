@@ -1,6 +1,7 @@
 """Loading optimizer state: older formats, other orders, full precision, and refusing the rest."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,11 +18,32 @@ Checkpoint = dict[str, Any]
 MIGRATIONS: dict[int, Callable[[Checkpoint], Checkpoint]] = {}
 
 Group = Mapping[str, Any]
-Shapes = Callable[[Tensor, Group], set[tuple[int, ...]]]
+_ELEMENTWISE = ("momentum", "square", "exp_avg", "exp_avg_sq")
+_SIDES = {
+    f"{side}_{kind}": place
+    for place, side in enumerate(("left", "right"))
+    for kind in ("factor", "map", "basis")
+}
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """What the state of a parameter may look like.
+
+    Attributes:
+        memories: the shapes an elementwise memory may have.
+        matrix: both sides of the matrices it is cut into.
+    """
+
+    memories: frozenset[tuple[int, ...]]
+    matrix: tuple[int, int]
+
+
+ShapesOf = Callable[[Tensor, Group], Shapes]
 
 
 def fitted(
-    groups: Sequence[Group], state_dict: Mapping[str, Any], method: str, shapes: Shapes
+    groups: Sequence[Group], state_dict: Mapping[str, Any], method: str, shapes: ShapesOf
 ) -> Checkpoint:
     """The checkpoint as these groups can load it: today's format, their settings, their order.
 
@@ -31,7 +53,7 @@ def fitted(
         groups: the optimizer's.
         state_dict: stays as it is.
         method: the recipe's name.
-        shapes: which shapes a memory of a parameter may have.
+        shapes: what the state of a parameter may look like.
 
     Raises:
         ValueError: it does not fit; the message names the first reason.
@@ -136,16 +158,26 @@ def _first_difference(own: Sequence[str] | None, saved: Sequence[str] | None) ->
     return f": {', '.join(said)}" if said else ""
 
 
-def _check_shapes(groups: Sequence[Group], checkpoint: Checkpoint, shapes: Shapes) -> None:
-    for saved_id, parameter, name, group in _pairs(groups, checkpoint["param_groups"]):
-        for key, value in checkpoint["state"].get(saved_id, {}).items():
-            elementwise = key in ("momentum", "square", "exp_avg", "exp_avg_sq")
-            if not elementwise or not isinstance(value, Tensor):
+def _check_shapes(groups: Sequence[Group], checkpoint: Checkpoint, shapes: ShapesOf) -> None:
+    for saved_id, parameter, name, saved in _pairs(groups, checkpoint["param_groups"]):
+        entries = checkpoint["state"].get(saved_id, {})
+        # Memories first: they tell of another parameter, the rest of another cut.
+        for key, value in sorted(entries.items(), key=lambda e: e[0] not in _ELEMENTWISE):
+            if not isinstance(value, Tensor):
                 continue
-            if tuple(value.shape) not in shapes(parameter, group):
+            allowed = shapes(parameter, saved)  # whose settings are loaded too
+            if key in _ELEMENTWISE and tuple(value.shape) not in allowed.memories:
                 raise ValueError(
                     f"{key} of {name!r} has shape {tuple(value.shape)} in the checkpoint, the "
                     f"parameter has {tuple(parameter.shape)}"
+                )
+            side = _SIDES.get(key)
+            square = value.ndim > 1 and value.shape[-1] == value.shape[-2]  # some are diagonals
+            if side is not None and square and value.shape[-1] != allowed.matrix[side]:
+                raise ValueError(
+                    f"{key} of {name!r} is for matrices with a side of {value.shape[-1]} in the "
+                    f"checkpoint, here that side has {allowed.matrix[side]}; was it saved with "
+                    "other specs, or with another block_size?"
                 )
 
 
@@ -192,7 +224,7 @@ def _pairs(
     groups: Sequence[Group], saved_groups: Sequence[Group]
 ) -> list[tuple[int | str, Tensor, str, Group]]:
     return [
-        (saved_id, parameter, parameter_name(group, index, position), group)
+        (saved_id, parameter, parameter_name(group, index, position), saved)
         for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True))
         for position, (saved_id, parameter) in enumerate(
             zip(saved["params"], group["params"], strict=True)

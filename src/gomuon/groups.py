@@ -93,17 +93,32 @@ def module_specs(model: nn.Module, biases: set[Tensor]) -> dict[Tensor, LayerSpe
 
 
 def layer_specs(
-    model: nn.Module, biases: set[Tensor], patterns: Mapping[str, LayerSpec]
+    model: nn.Module,
+    biases: set[Tensor],
+    patterns: Mapping[str, LayerSpec],
+    *,
+    captured: bool = False,
 ) -> dict[Tensor, LayerSpec]:
     """How parameters are cut into matrices: by module, then as a user's `specs` say.
 
     Raises:
-        ValueError: a pattern matches nothing, or its blocks do not divide a parameter.
+        ValueError: a pattern matches nothing, or a parameter cannot be cut so; where moments are
+            captured they come by module, which a `block` does not follow.
     """
     specs = module_specs(model, biases)
     names = {plain_name(name): p for name, p in model.named_parameters()}
     for name, spec in select(patterns, list(names), "specs"):
         own = specs.get(names[name], PLAIN)
+        if own.parts > 1 and (spec.rows, spec.columns) != (own.parts, 1):
+            raise ValueError(
+                f"{name!r} is a convolution of {own.parts} groups, each a matrix of its own; it "
+                f"cannot be cut into {spec.rows} × {spec.columns}: leave it out of specs"
+            )
+        if captured and spec.block is not None:
+            raise ValueError(
+                f"block={spec.block} of {name!r} does not go with captured moments; say heads, "
+                "input_heads or parts"
+            )
         # How a weight is stored and what joins it is the module's affair, not the user's.
         merged = replace(spec, transposed=own.transposed or spec.transposed, bias=own.bias)
         check_spec(name, names[name], merged)
@@ -137,4 +152,5 @@ def watched_modules(
 def cut(spec: LayerSpec, group: Group) -> LayerSpec:
     """Sides above `block_size` in pieces of that size, where a group has one."""
     size = group.get("block_size")
-    return spec if size is None or spec != PLAIN else LayerSpec(block=size)
+    plain = replace(spec, transposed=False) == PLAIN
+    return replace(spec, block=size) if size is not None and plain else spec

@@ -173,6 +173,8 @@ class Layer:
 
 def check_spec(name: str, parameter: Tensor, spec: LayerSpec) -> None:
     """Raise a ValueError when the blocks do not divide the parameter."""
+    if not parameter.ndim:
+        raise ValueError(f"{name!r} is a single number, which cannot be cut; leave it out of specs")
     m, n = _sides(parameter, spec)
     for side, size, blocks in (("rows", m, spec.rows), ("columns", n, spec.columns)):
         if blocks < 1 or size % blocks:

@@ -141,8 +141,8 @@ class KFAC(MatrixOptimizer):
 class Shampoo(MatrixOptimizer):
     """Scalable Shampoo: inverse roots of gradient Grams, grafted to another rule's length.
 
-    `graft` is "sgd", "adagrad", "rmsprop" or None. Sides above `block_size` are cut into the fewest
-    equal pieces that fit; a side that has no such cut stays whole. `factor_decay=1` sums.
+    `graft` is "sgd", "adagrad", "rmsprop" or None. Sides above `block_size` are cut into pieces of
+    that size, the last one filled up with zeros. `factor_decay=1` sums.
     """
 
     recipe = recipes.SHAMPOO

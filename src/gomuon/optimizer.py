@@ -3,7 +3,7 @@
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar, TypedDict
 
@@ -14,6 +14,7 @@ from gomuon.adamw import adamw_step
 from gomuon.axes import Pending
 from gomuon.batching import alike
 from gomuon.capture import Capture, Statistics
+from gomuon.checkpoints import Shapes
 from gomuon.consolidation import keep_count
 from gomuon.errors import GeometryWarning, NonFiniteGradientError, naming
 from gomuon.exchange import Matrix, OwnedLayer
@@ -34,6 +35,7 @@ from gomuon.routing import (
     Routes,
     RoutingTable,
     check_trainable,
+    plain_name,
     route,
     unwrapped,
 )
@@ -147,7 +149,7 @@ class MatrixOptimizer(SharingOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with self._cores():
+        with self._full_precision(), self._cores():
             if self._gradients_are_finite():
                 for index, group in enumerate(self.param_groups):
                     self._step_matrices(index, group)
@@ -156,6 +158,16 @@ class MatrixOptimizer(SharingOptimizer):
                 self._arrive()
         self._gate()
         return loss
+
+    @contextmanager
+    def _full_precision(self) -> Iterator[None]:
+        """Without autocast, if the step is taken inside of it."""
+        kinds = {p.device.type for group in self.param_groups for p in group["params"]}
+        with ExitStack() as exact:
+            for kind in kinds:
+                if torch.is_autocast_enabled(kind):
+                    exact.enter_context(torch.autocast(kind, enabled=False))
+            yield
 
     def _cores(self) -> AbstractContextManager[None]:
         """Small models compute elementwise on one core, and matrices side by side on all."""
@@ -263,6 +275,7 @@ class MatrixOptimizer(SharingOptimizer):
             group.setdefault("lr", group["adamw"]["lr"])
             group.setdefault("weight_decay", group["adamw"]["weight_decay"])
         group.setdefault("step", 0)
+        group["params"] = self._with_names(group["params"])
         super().add_param_group(group)
         index = len(self.param_groups) - 1
         try:
@@ -271,9 +284,28 @@ class MatrixOptimizer(SharingOptimizer):
         except ValueError:
             del self.param_groups[-1]
             raise
+        if isinstance(self.param_groups[-1]["lr"], Tensor):
+            # A view, so that whoever writes into the given tensor is heard.
+            self.param_groups[-1]["lr"] = self.param_groups[-1]["lr"].reshape(())
         self._captures.append(Capture())
+        if self._model is not None:
+            self._specs = self._layer_specs(self._model)
         self._hook_group(index)
         self._captures[index].gate(partial(self.recipe.geometry.capture_due, group))
+
+    def _with_names(self, params: Any) -> Any:
+        """Parameters under the names the attached model has for them, if the others have names."""
+        named_already = bool(self.param_groups) and "param_names" in self.param_groups[0]
+        if self._model is None or not named_already:
+            return params
+        given = [params] if isinstance(params, Tensor) else list(params)
+        if not all(isinstance(one, Tensor) for one in given):
+            return given
+        names: dict[Tensor, str] = {
+            p: plain_name(name) for name, p in self._model.named_parameters()
+        }
+        count = sum(len(group["params"]) for group in self.param_groups)
+        return [(names.get(p, f"parameter {count + i}"), p) for i, p in enumerate(given)]
 
     def routing_table(self) -> RoutingTable:
         """Every parameter, its treatment, and the reason."""
@@ -367,10 +399,11 @@ class MatrixOptimizer(SharingOptimizer):
 
     # ---- for saving and copying, see `persistence` ---------------------------------------------
 
-    def _memory_shapes(self, parameter: Tensor, group: Mapping[str, Any]) -> set[tuple[int, ...]]:
-        """The shapes a memory of this parameter may have."""
+    def _shapes(self, parameter: Tensor, group: Mapping[str, Any]) -> Shapes:
+        """What the state of this parameter may look like."""
         layer = Layer("", parameter, {}, self._spec_of(parameter, group))
-        return {tuple(parameter.shape), (layer.blocks, *layer.shape)}
+        memories = frozenset({tuple(parameter.shape), (layer.blocks, *layer.shape)})
+        return Shapes(memories, layer.shape)
 
     def _spec_of(self, parameter: Tensor, group: Mapping[str, Any]) -> LayerSpec:
         return cut(self._specs.get(parameter, PLAIN), group)

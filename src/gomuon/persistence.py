@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gomuon.axes import Pending
 from gomuon.capture import Capture, Moment, Statistics
-from gomuon.checkpoints import FORMAT, fitted, is_blank, restored_state
+from gomuon.checkpoints import FORMAT, Shapes, fitted, is_blank, restored_state
 from gomuon.consolidation import COUNT
 from gomuon.holdings import local_gradient
 from gomuon.layers import LayerSpec
@@ -34,6 +34,7 @@ class PersistentOptimizer(torch.optim.Optimizer):
     _captures: list[Capture]
     _rolls: dict[int, Roll]
     _spec_patterns: dict[str, LayerSpec]
+    _scaler: torch.amp.GradScaler | None
     _process_group: Any
     _incoming: Mapping[str, Any] | None
     _had_state: bool
@@ -51,8 +52,8 @@ class PersistentOptimizer(torch.optim.Optimizer):
         """Open or close the hooks for the coming step."""
 
     @abstractmethod
-    def _memory_shapes(self, parameter: Tensor, group: Mapping[str, Any]) -> set[tuple[int, ...]]:
-        """The shapes a memory of this parameter may have."""
+    def _shapes(self, parameter: Tensor, group: Mapping[str, Any]) -> Shapes:
+        """What the state of this parameter may look like."""
 
     @abstractmethod
     def _roll(self, index: int, group: Mapping[str, Any]) -> Roll:
@@ -97,9 +98,7 @@ class PersistentOptimizer(torch.optim.Optimizer):
         """
 
         def fit(_: torch.optim.Optimizer, incoming: dict[str, Any]) -> dict[str, Any]:
-            self._incoming = fitted(
-                self.param_groups, incoming, self.recipe.name, self._memory_shapes
-            )
+            self._incoming = fitted(self.param_groups, incoming, self.recipe.name, self._shapes)
             return self._incoming
 
         handle = self.register_load_state_dict_pre_hook(fit)
@@ -112,7 +111,13 @@ class PersistentOptimizer(torch.optim.Optimizer):
         self._settle()
         self._gate()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """As torch's, with how layers are cut, which the geometry is of."""
+        return {**super().__getstate__(), "specs": self._spec_patterns}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        specs = state.pop("specs", None)
         incoming = self.__dict__.get("_incoming")
         super().__setstate__(state)
         if incoming is not None:  # called by torch's load_state_dict, which has rounded the state
@@ -121,7 +126,7 @@ class PersistentOptimizer(torch.optim.Optimizer):
                     self.state.pop(parameter, None)
             self.state.update(restored_state(self.param_groups, incoming))
         if "_captures" not in self.__dict__:  # unpickled or copied
-            self._begin()
+            self._begin(specs)
             self._captures.extend(Capture() for _ in self.param_groups)
             self._watch_steps()
             for holder in (self.defaults, *self.param_groups):  # older than a setting, perhaps
@@ -134,7 +139,7 @@ class PersistentOptimizer(torch.optim.Optimizer):
         new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         new._process_group = self._process_group  # cannot be copied, nor need it be
         new._table = copy.deepcopy(self._table, memo)
-        new._spec_patterns = copy.deepcopy(self._spec_patterns, memo)
+        new._scaler = memo.get(id(self._scaler), self._scaler)
         if self._model is not None:
             new.attach(copy.deepcopy(self._model, memo))
         return new

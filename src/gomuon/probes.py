@@ -6,7 +6,7 @@ micro-batches and repeated calls, counts once under activation checkpointing, an
 the loss reaches.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -77,15 +77,17 @@ class Tap(torch.autograd.Function):
         x: Tensor | None,
         mask: Tensor | None,
         reader: Reader,
+        forms: Callable[[], bool] | None,
         inputs_total: Tensor | None,
         inputs_count: Tensor | None,
         gradients_total: Tensor | None,
         gradients_count: Tensor | None,
         gradients_uses: Tensor | None,
     ) -> Tensor:
-        # x is the tensor the layer itself keeps: no extra memory.
+        # x is the tensor the layer itself keeps: no extra memory. (Under autocast the layer keeps
+        # a rounded copy instead.)
         ctx.save_for_backward(x, mask)
-        ctx.reader = reader
+        ctx.reader, ctx.forms = reader, forms
         ctx.dtypes = tuple(
             None if probe is None else probe.dtype
             for probe in (inputs_total, inputs_count, gradients_total)
@@ -98,7 +100,9 @@ class Tap(torch.autograd.Function):
         inputs_dtype, count_dtype, gradients_dtype = ctx.dtypes
         x, mask = ctx.saved_tensors
         rows_g = ctx.reader.gradients(g.detach())
-        rows_x = ctx.reader.inputs(x.detach()) if inputs_dtype else None
+        # Of those that read one tensor, the first whose backward comes forms its moment.
+        forms = inputs_dtype is not None and (ctx.forms is None or ctx.forms())
+        rows_x = ctx.reader.inputs(x.detach()) if forms else None
         if mask is None:
             count, uses = (
                 torch.full((), number, dtype=torch.float64, device=g.device)
@@ -112,7 +116,7 @@ class Tap(torch.autograd.Function):
         gradients: tuple[Tensor | None, ...] = (None, None, None)
         if gradients_dtype:
             gradients = (moment(rows_g, gradients_dtype), count, uses)
-        return g, None, None, None, A, count if count_dtype else None, *gradients
+        return g, None, None, None, None, A, count if count_dtype else None, *gradients
 
 
 def working_dtype(tensor: Tensor) -> torch.dtype:

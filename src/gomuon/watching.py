@@ -1,8 +1,9 @@
 """Hooks on a model: placed, gated before each forward pass, told what they should know, removed."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +27,15 @@ class WatchingOptimizer(PersistentOptimizer):
     def _local_statistics(self, index: int, ranks: int) -> dict[Tensor, Statistics]:
         """What this rank captured for a group in this step."""
         scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-        # Gradients are averaged over the ranks after they were captured, so δ carries that factor.
-        return self._captures[index].collect(scale * ranks)
+        return self._captures[index].collect(scale, ranks)
 
     def _gate(self) -> None:
         """Open the hooks if the coming step refreshes; before its forward pass, so here."""
-        for group, capture in zip(self.param_groups, self._captures, strict=True):
+        for index, (group, capture) in enumerate(
+            zip(self.param_groups, self._captures, strict=True)
+        ):
+            if self._model is not None and capture.settings != self._hook_settings(group):
+                self._hook_group(index)  # by a checkpoint, or by hand
             capture.gate(partial(self.recipe.geometry.capture_due, group))
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -56,16 +60,14 @@ class WatchingOptimizer(PersistentOptimizer):
         """Leave positions where `mask` [batch, positions] is zero out of the statistics.
 
         For forward passes inside the context, and layers with one row for each entry of the mask.
+        Activation checkpointing repeats them in the backward pass, with the mask that came last.
         """
         if any(group.get("reduce") for group in self.param_groups):
             raise ValueError("a mask does not go with reduce=True, which averages over positions")
-        for capture in self._captures:
-            capture.window.mask = mask
-        try:
-            yield
-        finally:
+        with ExitStack() as masks:
             for capture in self._captures:
-                capture.window.mask = None
+                masks.enter_context(capture.window.masked(mask))
+            yield
 
     def use_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
         """Tell of the GradScaler, whose scale the captured gradients carry.
@@ -83,7 +85,6 @@ class WatchingOptimizer(PersistentOptimizer):
         self.remove_hooks()
         self._model = model = unwrapped(model)
         self._specs = self._layer_specs(model)
-        self._rolls.clear()
         for index in range(len(self.param_groups)):
             self._hook_group(index)
         self._gate()
@@ -98,10 +99,23 @@ class WatchingOptimizer(PersistentOptimizer):
         """How parameters are cut into matrices: by module, then as `specs` says."""
         held = {p for group in self.param_groups for p in group["params"] if is_matrix(group, p)}
         biases = held if self.recipe.joins_bias else set()
-        return layer_specs(model, biases, self._spec_patterns)
+        captured = any(self.recipe.geometry.captured_sides(self.defaults))
+        return layer_specs(model, biases, self._spec_patterns, captured=captured)
+
+    def _hook_settings(self, group: Mapping[str, Any]) -> tuple[Any, ...]:
+        """What of a group's settings its hooks depend on."""
+        names = ("token_stride", "token_skip", "reduce", "stagger")
+        sides = self.recipe.geometry.captured_sides(group)
+        return (*sides, *(group.get(name) for name in names))
 
     def _hook_group(self, index: int) -> None:
-        group = self.param_groups[index]
+        """Place a group's hooks, in place of those it has."""
+        group, capture = self.param_groups[index], self._captures[index]
+        capture.remove()
+        capture.settings = self._hook_settings(group)
+        self._rolls.pop(index, None)
+        for parameter in group["params"]:
+            self._lags.pop(parameter, None)
         gradients, inputs = self.recipe.geometry.captured_sides(group)
         if self._model is None or not (gradients or inputs):
             return
@@ -115,7 +129,7 @@ class WatchingOptimizer(PersistentOptimizer):
         if group.get("stagger"):
             self._lags.update(zip(watched, staggered(watched), strict=True))
         for parameter in watched:
-            self._captures[index].watch(
+            capture.watch(
                 parameter,
                 modules[parameter],
                 inputs=inputs,

@@ -125,7 +125,8 @@ class CapturedMoments(Geometry):
         if factor is None:
             return observed.clone()  # not a view, which would keep the whole batch alive
         waited = group["step"] - layer.state.get(f"{side}_seen", 0) if self.elapsed else 1
-        return factor.mul_(beta**waited).add_(observed, alpha=1 - beta**waited)
+        # Not in place: a layer that has shared it and no longer does keeps its own.
+        return factor.mul(beta**waited).add_(observed, alpha=1 - beta**waited)
 
 
 def root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
@@ -261,7 +262,7 @@ def _shrunk(S: Tensor, count: Tensor, shrinkage: object) -> Tensor:
         return oas(S, count)[0]
     if isinstance(shrinkage, dict):
         return S + shrinkage["damping"] * trace_mean(S) * identity_like(S)
-    assert isinstance(shrinkage, (int, float))
+    assert isinstance(shrinkage, (int, float, Tensor))
     return shrink(S, float(shrinkage))
 
 

@@ -40,8 +40,8 @@ class GradientGrams(Geometry):
         for stack in stacks:
             if due(group, "statistics_every"):
                 _observe_grams(stack, group["factor_decay"])
-            if due(group):
-                observations = stack.layers[0].state["observations"]
+            observations = stack.layers[0].state.get("observations", 0)
+            if due(group) and observations:
                 for side in ("left", "right"):
                     factors = stack.map(f"{side}_factor")
                     assert factors is not None
