@@ -145,10 +145,11 @@ def test_a_copy_keeps_the_scaler() -> None:
 def test_an_input_written_to_under_autocast_is_refused_not_misread() -> None:
     """The layer keeps a rounded copy; the statistics would need what is no longer there."""
     layer = nn.Linear(4, 4)
-    GoMuon(layer)
+    optimizer = GoMuon(layer)
     x = torch.randn(3, 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = layer(x)
         x += 1
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         y.sum().backward()
+    assert not optimizer.state
