@@ -144,6 +144,7 @@ def everything(results: Path) -> Path:
         thin_campaign(results / name, experiments.EXPERIMENTS[name])
     for name in experiments.OPEN_QUESTIONS:
         thin_campaign(results / name, experiments.OPEN_QUESTIONS[name])
+    thin_campaign(results / "ptb-earlier", experiments.EXPERIMENTS["ptb"])
     for task, steps in (("ptb", 200), ("shakespeare", 200), ("grokking", 300)):
         sweep(results, task, steps=steps)
         race(results, task, steps=5 * steps if task != "grokking" else 600)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import pytest
@@ -20,7 +22,7 @@ from gomuon.lab.evidence.reading import read_evidence
 from gomuon.lab.evidence.slots import SLOTS
 from gomuon.lab.evidence.thinning import Curve
 from gomuon.lab.experiments import EXPERIMENTS, OPEN_QUESTIONS
-from tests.lab.made_evidence import everything, small_plan, thin_campaign
+from tests.lab.made_evidence import edit, everything, small_plan, thin_campaign
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,8 +49,8 @@ def part(text: str, heading: str) -> str:
     return str(found)
 
 
-def result(folder: Path, run: str) -> dict[str, float]:
-    content: dict[str, float] = json.loads((folder / "runs" / run / "result.json").read_text())
+def result(folder: Path, run: str) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "runs" / run / "result.json").read_text())
     return content
 
 
@@ -151,12 +153,13 @@ def test_the_race_ranks_by_the_mean_and_says_what_was_picked(whole: Path, page: 
     ranked = sorted(means, key=means.__getitem__)
     titles = {"go-muon": "Go-MUON", "muon": "Muon", "adamw": "AdamW"}
     assert [row[1] for row in rows] == [titles.get(a, "Go-MUON input only") for a in ranked]
-    assert [row[5] for row in rows] == [f"{means[arm]:.5f}" for arm in ranked]
+    assert [row[6] for row in rows] == [f"{means[arm]:.5f}" for arm in ranked]
     selection = json.loads((whole / "tune-ptb" / "selection.json").read_text())["methods"]
     edges = {"lower": "lowest", "upper": "highest", None: "no"}
     for row, arm in zip(rows, ranked, strict=True):
         assert row[2] == f"{selection[arm]['rate']:g}"
         assert row[4] == edges[selection[arm]["edge"]]
+        assert row[5] == f"{selection[arm]['statistic']:.5f}"
     assert "Budget: 3 rates per method" in section
     assert "Every candidate: seed 100, 200 updates." in section
     assert "seeds 101, 102 and 103, 1,000 updates each" in section
@@ -166,10 +169,10 @@ def test_the_race_ranks_by_the_mean_and_says_what_was_picked(whole: Path, page: 
 def test_a_race_of_grok_steps_counts_those_that_never_do(page: str) -> None:
     section = part(page, "Modular addition")
     (adamw,) = [row for rank in "1234" for row in rows_of(section, rank) if row[1] == "AdamW"]
-    assert adamw[5:8] == ["over 600", "–", "0 of 3"]
+    assert adamw[5:9] == ["over 300", "over 600", "–", "0 of 3"]
     assert adamw[-3:] == ["never"] * 3
     (go,) = [row for rank in "1234" for row in rows_of(section, rank) if row[1] == "Go-MUON"]
-    assert go[7] == "3 of 3"
+    assert go[8] == "3 of 3"
     assert "Go-MUON groks in 3 of 3 runs; " in section
 
 
@@ -383,3 +386,26 @@ def test_the_committed_page_and_pictures_are_what_the_results_say(tmp_path: Path
         for name in names[0]:
             drawn, committed = (folder / "pictures" / name for folder in (out, ROOT / "docs"))
             assert drawn.read_bytes() == committed.read_bytes(), name
+
+
+def test_the_campaign_that_was_replaced_is_told(whole: Path, page: str, tmp_path: Path) -> None:
+    section = part(page, "How much does arithmetic alone move a run?")
+    results = shutil.copytree(whole, tmp_path / "results")
+    moved = result(results / "ptb-earlier", "go-muon-s1")
+    windows = {name: 1.01 * mean for name, mean in moved["windows"].items()}
+    run = results / "ptb-earlier" / "runs" / "go-muon-s1"
+    edit(run / "result.json", windows=windows, geometric_mean=1.01 * moved["geometric_mean"])
+    (run / "curve.json").unlink()
+    changed = part(
+        markdown(read_evidence(results), []), "How much does arithmetic alone move a run?"
+    )
+    before = moved["geometric_mean"]
+    same, other = f"{before:.5f} | {before:.5f} | +0.00 %", f"{1.01 * before:.5f} | {before:.5f}"
+    assert f"| 1 | {same} |" in section
+    assert f"| 1 | {other} | −0.99 % |" in changed
+    assert "In `ptb-earlier` Go-MUON is" in changed
+    assert "An earlier campaign of this plan" in part(page, "Penn Treebank: Go-MUON against Muon")
+    shutil.rmtree(results / "ptb-earlier")
+    absent = markdown(read_evidence(results), [])
+    assert "`ptb-earlier` or `ptb`: not run yet." in absent
+    assert "An earlier campaign of this plan" not in absent

@@ -45,6 +45,8 @@ PTB = PaperFigures(
     gains={"201-300": 0.74, "901-1000": 0.48, "geometric mean": 0.38},
     notes=(
         "Go-MUON wins the geometric mean on all three pairs; Muon the middle window by .00083.",
+        "The paper calls this comparison exploratory: ranking by three windows came after a "
+        "late-window rule, which selected .16 for Go-MUON.",
     ),
 )
 
@@ -86,6 +88,7 @@ GROKKING = PaperFigures(
     gains={"p=103 speedup": 8.0, "p=107 speedup": 20.5},
     notes=(
         "The mod-107 Go-MUON run falls below 99 % again, last at update 4470, and is back at 4480.",
+        "The paper counts onset; retention is separate.",
         "The screen selects .08 for Go-MUON and .16 for Muon.",
     ),
 )

@@ -112,8 +112,8 @@ TRAJECTORY_RULE = (
 WINDOW_RULE = "reproduced if lower on every pair; qualified if lower in the mean"
 GROKS_RULE = (
     f"reproduced if Go-MUON groks within {SOON} updates and Muon takes at least {TIMES} times as "
-    "many or does not grok, and Go-MUON ends at 99 % as the paper's runs do (asked for since the "
-    "first run here had lost it); qualified if it groks first"
+    "many or does not grok, and Go-MUON is at 99 % in the end (asked for here, since the first run "
+    "had lost it; the paper counts onset alone); qualified if it groks first"
 )
 
 ABSTRACT: tuple[Claim, ...] = (

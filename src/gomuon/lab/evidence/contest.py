@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from gomuon.lab import optimizers
 from gomuon.lab import wording as w
@@ -77,7 +78,9 @@ def section(evidence: Evidence) -> list[str]:
         "in modular addition with one update more than were made where a run never groks, then by "
         "held-out accuracy at the end. Embeddings, norms and vectors are AdamW's in all of "
         "them, at one rate; AdamW itself takes its rate for the whole model. A rate at the edge of "
-        "its grid means that a better one may lie beyond it.",
+        "its grid means that a better one may lie beyond it. The sweep's own figure, of shorter "
+        "runs on another seed, stands beside the rate it picked: the order there is not the order "
+        "here.",
     ]
     for task, title in TASKS.items():
         blocks += [f"### {title[0].upper()}{title[1:]}", *_task(evidence, task)]
@@ -122,7 +125,7 @@ def _budget(sweep: Study | None, task: str) -> str:
 def _table(places: list[Place], sweep: Study | None, race: Study) -> str:
     grokking = race.campaign.task == "grokking"
     control = next((place for place in places if place.arm.optimizer == CONTROL), None)
-    heads = ["rank", "method", "rate", "momentum", "edge of its grid"]
+    heads = ["rank", "method", "rate", "momentum", "edge of its grid", "in the sweep"]
     heads += (
         ["grok step, mean", "95 % interval", "grokked"] if grokking else ["mean", "95 % interval"]
     )
@@ -130,7 +133,8 @@ def _table(places: list[Place], sweep: Study | None, race: Study) -> str:
     rows = []
     for rank, place in enumerate(places, start=1):
         row = [str(rank), text(place.name), f"{place.arm.rate:g}"]
-        row += [_momentum(place), _edge(sweep, place), *_mean(place, grokking, race.campaign.steps)]
+        row += [_momentum(place), _edge(sweep, place), _swept(sweep, place)]
+        row += _mean(place, grokking, race.campaign.steps)
         row += _against(place, control)
         row += [_value(value, place, race) for value in place.values]
         rows.append(row)
@@ -146,13 +150,28 @@ def _momentum(place: Place) -> str:
     return w.ABSENT if default is None else f"{default:g}"
 
 
-def _edge(sweep: Study | None, place: Place) -> str:
-    """What the sweep says of the picked rate; "no" when it lies inside its grid."""
+def _picked(sweep: Study | None, place: Place) -> dict[str, Any] | None:
+    """What the sweep says of the rate it picked, if the race took it."""
     methods = {} if sweep is None or sweep.selection is None else sweep.selection["methods"]
-    entry = methods.get(place.arm.optimizer)
-    if entry is None or entry["rate"] != place.arm.rate:
+    entry: dict[str, Any] | None = methods.get(place.arm.optimizer)
+    return None if entry is None or entry["rate"] != place.arm.rate else entry
+
+
+def _edge(sweep: Study | None, place: Place) -> str:
+    """Whether the picked rate is at an end of its grid; "no" when it lies inside."""
+    entry = _picked(sweep, place)
+    return w.ABSENT if entry is None else EDGES.get(entry["edge"] or "", "no")
+
+
+def _swept(sweep: Study | None, place: Place) -> str:
+    """The statistic by which it was picked."""
+    entry = _picked(sweep, place)
+    if sweep is None or entry is None or entry["statistic"] is None:
         return w.ABSENT
-    return EDGES.get(entry["edge"] or "", "no")
+    if place.grokked is None:
+        return w.loss(entry["statistic"])
+    never = entry["statistic"] > sweep.campaign.steps
+    return f"over {sweep.campaign.steps:,}" if never else f"{entry['statistic']:,.0f}"
 
 
 def _mean(place: Place, grokking: bool, steps: int) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gomuon.lab import wording as w
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.beside import figures_of
-from gomuon.lab.evidence.reading import Study, held_out_at_end
+from gomuon.lab.evidence.reading import Study, grokked_at, held_out_at_end
 from gomuon.lab.evidence.tables import table, text
 from gomuon.lab.experiments import EXPERIMENTS
 from gomuon.lab.runs import Run
@@ -34,7 +34,8 @@ def tables(study: Study | None) -> list[str]:
         "evaluations with 99 % of the held-out pairs right, and from one to the other. One seed "
         "per modulus, as in the paper, so there is no interval.",
         table(("modulus", "arm", *heads), rows, left=2),
-        "How many times as many updates Muon takes to grok, at the rates the paper selected.",
+        "How many times as many updates Muon takes to grok, at the rates the paper selected. This "
+        "is onset; whether a run stays there is told below.",
         table(("modulus", "paper", "here"), _speedups(study)),
         event if failures is None else f"{failures} {event}",
     ]
@@ -57,7 +58,9 @@ def _speedup(study: Study, control: str, candidate: str, seed: int) -> str:
     muon, go = (study.grok_steps(arm)[seed] for arm in (control, candidate))
     if go is None:
         return "Go-MUON does not grok"
-    return f"over {study.campaign.steps / go:.1f}×" if muon is None else f"{muon / go:.1f}×"
+    if muon is None:
+        return f"over {study.campaign.steps / go:.1f}×: Muon does not grok"
+    return f"{muon / go:.1f}×"
 
 
 def _runs(study: Study | None, arm: str) -> list[Run]:
@@ -79,6 +82,12 @@ def _end(runs: Sequence[Run]) -> str:
     return ", ".join(w.accuracy(held_out_at_end(run), 2) for run in runs) or n.NOT_RUN
 
 
+def _evaluations_after(run: Run) -> int:
+    """How many evaluations a run had after the one at which it grokked."""
+    every = run.config.evaluate_every
+    return ((run.result or {})["steps"] - (grokked_at(run) or 0)) // every
+
+
 def _retention(study: Study | None) -> str | None:
     """Which runs left the 99 % again after they had grokked."""
     if study is None:
@@ -88,9 +97,10 @@ def _retention(study: Study | None) -> str | None:
         for run in arm.finished.values():
             failures = (run.result or {}).get("retention_failures") or []
             if failures:
+                later = _evaluations_after(run)
                 lines.append(
-                    f"{text(arm.title)} at {text(arm.group)} ({w.many(len(failures), 'evaluation')}"
-                    f", last at update {failures[-1]:,})"
+                    f"{text(arm.title)} at {text(arm.group)} ({len(failures):,} of {later:,} later "
+                    f"evaluations, last at update {failures[-1]:,})"
                 )
     if not lines:
         return "No run fell below 99 % again at an evaluation after it had grokked."

@@ -15,6 +15,7 @@ from gomuon.lab.evidence import (
     quality,
     questions,
     readings,
+    repeats,
     steps,
     traces,
 )
@@ -22,23 +23,33 @@ from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.claims import ABSTRACT, FURTHER, Claim
 from gomuon.lab.evidence.judging import Verdict
 from gomuon.lab.evidence.reading import Evidence
-from gomuon.lab.evidence.slots import SLOTS
+from gomuon.lab.evidence.slots import EARLIER, SLOTS
 from gomuon.lab.evidence.tables import code, table, text
 from gomuon.lab.experiments import EXPERIMENTS
 
 INTRODUCTION = """\
 # The paper's figures, and ours
 
-Made by `make evidence` from the files under `results/`; a test holds this page to them. Nothing
-here is typed by hand but the paper's figures and the rules by which ours are judged.
+The paper is "Second-Order Muon Done Right" by Tong Che, which introduces Go-MUON. This page is
+made by `make evidence` from the files under `results/`; a test holds it to them. Nothing here is
+typed by hand but the paper's figures and the rules by which ours are judged.
 
 Every experiment is a plan that was written down before it ran. Runs with one seed share initial
 parameters, minibatches and schedule, proved by hash, so differences are paired by seed. Intervals
 are Student's t at 95 % over seeds: with three or four seeds they are wide, and one seed has none.
 A verdict says whether what the paper states came out again, by the rule beside it; it does not
-say that three seeds are enough."""
+say that three seeds are enough.
+
+Words: a *campaign* is a plan and its runs, an *arm* one optimizer with its settings in it, a
+*window* a hundred updates over which training loss is averaged. *K* is the number of updates from
+one renewal of the geometry to the next. *Matched map-back* is the paper's update, which returns
+from whitened coordinates by the same maps that led into them; *halfspace* is a safeguard that it
+is compared with. The *momentum source* is what the update makes a direction of. To *grok* is to
+reach 99 % of the held-out pairs at five evaluations in a row; the *screen* is the choice of rates
+by who groks first."""
 READING = """\
-`reproduced`, `qualified` and `not reproduced` follow from the numbers by the rules below;
+`reproduced`, `qualified` (in part, or under a condition) and `not reproduced` follow from the
+numbers by the rules below;
 `not run yet` means that runs it rests on are absent, and nothing is said of it. Theory
 is held by tests that run with every change; `gomuon verify` checks it on your own machine."""
 CAPTIONS = {
@@ -76,6 +87,8 @@ def markdown(evidence: Evidence, drawn: Sequence[str], pictures: str = "pictures
     parts += ["## The paper's experiments", *picture("trajectories")]
     for name, plan in EXPERIMENTS.items():
         parts += [f"### {text(plan.title)}", traces.source(name, evidence)]
+        if name == "ptb" and EARLIER in evidence:
+            parts.append(repeats.POINTER)
         if name == "grokking":
             parts += [*picture("grokking"), *groks.tables(evidence.get(name))]
         else:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from gomuon.lab import optimizers, schedules
 from gomuon.lab import wording as w
 from gomuon.lab.evidence import numbers as n
+from gomuon.lab.evidence import repeats
 from gomuon.lab.evidence.reading import (
     TRAJECTORY,
     Evidence,
@@ -27,7 +28,9 @@ PAIRS = ("campaign", "arm", "against", "relative", "95 % interval", "lower on")
 def section(evidence: Evidence) -> list[str]:
     return [
         "Relative differences of the geometric mean of the windows, paired by seed; negative means "
-        "lower loss. A difference counts as told apart when its 95 % interval leaves zero out.",
+        "lower loss. A difference counts as told apart when its 95 % interval leaves zero out. "
+        "Each interval is for itself: of twenty comparisons without a difference one would be told "
+        "apart by chance, and small ones below may be such.",
         "### How much of the Shakespeare gain survives a tuned plain Muon?",
         *_shakespeare(evidence),
         "### Does the sweep's length hold Muon back in the races?",
@@ -66,6 +69,8 @@ def section(evidence: Evidence) -> list[str]:
         *_decay(evidence),
         "### How much does AdamW's rate matter in modular addition?",
         *_adamw_rate(evidence.get("adamw-rate")),
+        "### How much does arithmetic alone move a run?",
+        *repeats.section(evidence),
     ]
 
 

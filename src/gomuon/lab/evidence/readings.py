@@ -37,7 +37,7 @@ OPEN = (
     (
         "the text of the corpora",
         "training characters",
-        "the files that `gomuon data` fetches, by sha256",
+        "the files that `gomuon data --fetch` fetches, by sha256",
     ),
     (
         "the eigenvalue floor “at roundoff scale”",
@@ -58,8 +58,11 @@ def section() -> list[str]:
         figures = figures_of(name)
         notes.append(f"- {code(name)} ({text(figures.source)}): {text(' '.join(figures.notes))}")
     return [
-        "Where the paper leaves something open, one reading of it was fixed before anything ran. A "
-        "verdict can be no better than the reading it rests on.",
+        "Where the paper leaves something open, one reading of it was fixed before these campaigns "
+        "ran. Schedule, initialisation, architecture and AdamW's settings were chosen before that "
+        "for coming near the paper's figures, in single runs on both texts and in modular "
+        "addition, on seed 0, which campaigns use as well. A verdict can be no better than the "
+        "reading it rests on.",
         table(("what", "the paper", "here"), OPEN, left=3),
         "What to know about the paper's own figures:",
         "\n".join(notes),

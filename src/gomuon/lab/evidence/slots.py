@@ -21,6 +21,7 @@ class Slot:
 PAPER = ("ptb", "shakespeare", "grokking", "mapback", "lazy")
 ON_PTB = ("mapback", "lazy")
 CORPORA = ("ptb", "shakespeare")
+EARLIER = "ptb-earlier"
 SLOTS: dict[str, Slot] = {
     slot.name: slot
     for slot in (
@@ -30,6 +31,7 @@ SLOTS: dict[str, Slot] = {
         Slot("ablations", "ablations", "ptb"),
         Slot("adamw-rate", "adamw-rate", "grokking"),
         *(Slot(f"muon-rate-{task}", f"muon-rate-{task}", task) for task in CORPORA),
+        Slot(EARLIER, "ptb", "ptb"),
     )
 }
 
