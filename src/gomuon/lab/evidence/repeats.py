@@ -12,8 +12,8 @@ CONTROL, CANDIDATE = "muon", "go-muon"
 
 
 POINTER = (
-    f"An earlier campaign of this plan, {code(EARLIER)}, differs in roundings alone and has another "
-    "interval: see the last of the open questions."
+    f"An earlier campaign of this plan, {code(EARLIER)}, differs in roundings alone and has "
+    "another interval: see the last of the open questions."
 )
 
 
