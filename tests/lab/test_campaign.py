@@ -5,18 +5,19 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gomuon.lab import campaign, experiments, optimizers, plans, racing, timing
+from gomuon.lab import campaign, experiments, optimizers, plans, racing, timing, training
 from gomuon.lab.campaign import RUNS, run_campaign
 from gomuon.lab.errors import LabError
 from gomuon.lab.plans import Arm, Plan, Quick, adapt
 from gomuon.lab.runs import METRICS, RESULT, RunConfig, load_run
 from gomuon.lab.statistics import PAPER_WINDOWS
-from tests.lab.made_runs import ADDITION, Silent, addition_plan, corpus_on_disk
+from tests.lab.made_runs import ADDITION, Silent, addition, addition_plan, corpus_on_disk
 
 ARMS = (Arm("slow", "Slow", "adamw", 0.001), Arm("fast", "Fast", "adamw", 0.05))
 
@@ -213,6 +214,50 @@ def test_arms_whose_cycles_seldom_meet_are_timed_over_their_own(
     long = Arm("k50", "K=50", "go-muon", 0.08, options={"refresh_every": 50})
     with pytest.raises(LabError, match="hold no cycle of 50"):
         timing.interleaved([*configs, plan.config(long, 0, 0.08)], cycles=1)
+
+
+def test_an_arm_that_diverges_is_not_timed_and_the_others_are(tmp_path: Path) -> None:
+    wild = Arm("wild", "Wild", "muon", 1e30)
+    plan = addition_plan((wild, *ARMS), timing=("wild", "slow", "fast"), label="quick")
+    watcher = Silent()
+    runs = run_campaign(plan, tmp_path / "some", watcher=watcher)
+    assert len(runs) == 3
+    assert len(watcher.notes) == 1
+    assert re.fullmatch(r"wild is not timed: it diverged at update \d+ of \d+", watcher.notes[0])
+    found = json.loads((tmp_path / "some" / campaign.TIMING).read_text())
+    assert found["arms"] == ["slow", "fast"]
+    assert len(found["seconds"]) == len(found["periods"]) == 2
+
+    alone = addition_plan((wild,), timing=("wild",), label="quick")
+    run_campaign(alone, tmp_path / "none", watcher=watcher)
+    assert not (tmp_path / "none" / campaign.TIMING).exists()
+
+
+def test_a_run_that_diverges_is_estimated_by_the_updates_it_made() -> None:
+    plan = addition_plan((Arm("wild", "Wild", "muon", 1e30), ARMS[0]))
+    costs = timing.estimate(plan, jobs=1)
+    assert all(0 < costs[name] < math.inf for name in ("wild", "slow", "total"))
+
+
+@pytest.mark.parametrize(("diverges", "expected"), [(1, 3.0), (2, 1.0), (4, 2.5), (9, 3.5)])
+def test_only_updates_before_a_divergence_count(
+    diverges: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    class Failing:
+        """Update n takes n seconds; one of them is the last, after three."""
+
+        def __init__(self, config: RunConfig, data_dir: object) -> None: ...
+
+        def update(self, step: int) -> None:
+            clock[0] += 3 if step == diverges else step
+            if step == diverges:
+                raise training.Diverged
+
+    monkeypatch.setattr(timing, "Session", Failing)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    assert timing.seconds_per_update(addition()) == expected
 
 
 def test_an_estimate_counts_every_run(monkeypatch: pytest.MonkeyPatch) -> None:

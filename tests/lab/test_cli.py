@@ -139,6 +139,16 @@ def test_a_race_from_start_to_report(
     assert cli.main(["report", str(out)]) == 0
 
 
+def test_a_race_whose_arm_diverges_is_timed_and_reported(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = [*RACE, "--steps", "4", "--lr", "go-muon=1e30", "--timing", "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    assert "go-muon is not timed: it diverged at update" in capsys.readouterr().out
+    assert (tmp_path / "report.html").exists()
+    assert json.loads((tmp_path / campaign.TIMING).read_text())["arms"] == ["adamw"]
+
+
 def test_a_campaign_keeps_the_threads_it_was_begun_with(tmp_path: Path) -> None:
     assert cli.share(4, jobs=2, threads=3, folder=tmp_path) == (2, 3)
     (tmp_path / campaign.PLAN).write_text('{"threads": 5}')
