@@ -266,6 +266,7 @@ def test_an_estimate_counts_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = timing.estimate(plan, jobs=2)
     # slow: one run at .1 s, t: one run and two for tuning at 50 s, twelve updates each.
     assert costs["total"] == pytest.approx((12 * 0.1 + 3 * 12 * 50) / 2)
+    assert timing.estimate(plan, jobs=64)["total"] == timing.estimate(plan, jobs=4)["total"]
 
 
 def test_quick_and_short_plans_are_labelled() -> None:

@@ -120,7 +120,7 @@ def estimate(plan: Plan, jobs: int, data_dir: str | Path | None = None) -> dict[
     """
     measured: dict[str, float] = {}
     costs: dict[str, float] = {}
-    total = 0.0
+    total, every = 0.0, 0
     for arm in plan.arms:
         config = plan.config(arm, plan.seeds[0], arm.lr or arm.grid[0])
         kind = repr((config.optimizer, config.options, arm.settings))
@@ -129,6 +129,8 @@ def estimate(plan: Plan, jobs: int, data_dir: str | Path | None = None) -> dict[
         costs[arm.name] = measured[kind]
         runs = len(plan.seeds) + (len(arm.grid) if plan.tuning_seed is not None else 0)
         total += measured[kind] * plan.steps * runs
+        every += runs
     # Two jobs on the same cores do not quite halve the time, but threads are shared out by the
     # plan, so what was measured with those threads holds for each of them.
-    return {**costs, "total": total / jobs}
+    # A job without a run of its own saves nothing.
+    return {**costs, "total": total / min(jobs, every)}
