@@ -92,6 +92,19 @@ def test_a_stopped_benchmark_continues(
     assert list(json.loads((tiny / "out" / "bench.json").read_text())["workloads"]) == ["mlp"]
 
 
+def test_a_file_that_has_a_release_behind_the_system_is_continued(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--models", "mlp", "--arms", "muon", "--no-scaling", "--out", "out"]
+    bench(*asked)
+    path = tiny / "out" / "bench.json"
+    older = json.loads(path.read_text())
+    older["machine"]["system"] += " 6.1.0-made"
+    path.write_text(json.dumps(older))
+    bench(*asked)
+    assert "measured before" in capsys.readouterr().out
+
+
 def test_fresh_measures_again(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["--models", "mlp", "--arms", "muon", "--no-scaling", "--out", "out"]
     bench(*asked)

@@ -154,6 +154,8 @@ def kept(path: Path, now: dict[str, Any]) -> dict[str, Any]:
     if not path.exists():
         return {}
     old = storage.read_json(path)
+    if isinstance(old.get("machine"), dict):
+        old["machine"] = machine.comparable(old["machine"])
     sections = ("workloads", "memory", "scaling")
     if any(old.get(key) != now[key] for key in environment(now["size"])):
         return {}
