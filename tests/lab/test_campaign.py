@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from gomuon.lab import campaign, experiments, optimizers, plans, racing, timing, training
+from gomuon.lab import (
+    campaign,
+    experiments,
+    machine,
+    optimizers,
+    plans,
+    racing,
+    timing,
+    training,
+)
 from gomuon.lab.campaign import RUNS, run_campaign
 from gomuon.lab.errors import LabError
 from gomuon.lab.plans import Arm, Plan, Quick, adapt
@@ -48,6 +57,25 @@ def test_finished_runs_are_skipped_and_missing_ones_made(tmp_path: Path) -> None
     run_campaign(plan, tmp_path, watcher=watcher)
     assert (watcher.skipped, watcher.finished) == (["fast-s0"], ["slow-s0"])
     assert metrics_of(tmp_path) == expected
+
+
+def test_a_campaign_continued_by_other_code_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = addition_plan(ARMS[:1])
+    campaign.declare(plan, tmp_path)
+    monkeypatch.setattr(machine, "source_commit", lambda: "first")
+    calls = iter(range(99))
+    config = plan.config(plan.arms[0], 0, 0.001)
+    training.train(config, tmp_path / RUNS / "slow-s0", stop=lambda: next(calls) >= 4)
+    monkeypatch.setattr(machine, "source_commit", lambda: "second")
+    watcher = Silent()
+    # Forked, so that the worker sees the other commit too.
+    (run,) = run_campaign(plan, tmp_path, watcher=watcher, method="fork")
+    assert run.resumed[0].commit == "second"
+    assert watcher.notes == [
+        "slow-s0: commit changed after update 4; manifest.json has what was and what is"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from gomuon.lab import optimizers, runs, storage, training
+from gomuon.lab import machine, optimizers, runs, storage, training
 from gomuon.lab.errors import LabError
 from gomuon.lab.runs import CHECKPOINT, MANIFEST, METRICS, RESULT, TIMING, load_run
 from gomuon.lab.training import Progress, train
@@ -51,6 +51,61 @@ def test_the_loss_is_read_before_the_update(tmp_path: Path) -> None:
     slow, fast = load_run(tmp_path / "slow").metrics, load_run(tmp_path / "fast").metrics
     assert slow[0] == fast[0]
     assert slow[1] != fast[1]
+
+
+def test_a_run_continued_by_other_code_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "source_commit", lambda: "first")
+    train(addition(), tmp_path / "run", stop=stop_after(4))
+    said: list[str] = []
+    train(addition(), tmp_path / "run", stop=stop_after(1), say=said.append)
+    assert (load_run(tmp_path / "run").resumed, said) == ((), [])
+
+    monkeypatch.setattr(machine, "source_commit", lambda: "second")
+    for _ in range(2):  # what is recorded already is not recorded again
+        train(addition(), tmp_path / "run", stop=stop_after(1), say=said.append)
+    monkeypatch.setattr(machine, "versions", lambda: {"torch": "made"})
+    train(addition(), tmp_path / "run", say=said.append)
+    run = load_run(tmp_path / "run")
+    assert run.commit == "first"
+    assert [(entry.step, entry.commit) for entry in run.resumed] == [(5, "second"), (7, "second")]
+    assert run.resumed[0].versions == run.versions
+    assert run.resumed[1].versions == {"torch": "made"}
+    assert run.resumed[1].machine == run.machine
+    assert said == [
+        "run: commit changed after update 5; manifest.json has what was and what is",
+        "run: versions changed after update 7; manifest.json has what was and what is",
+    ]
+    train(addition(), tmp_path / "whole")
+    assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "whole")
+
+
+def test_a_release_behind_the_system_is_no_other_machine(tmp_path: Path) -> None:
+    train(addition(), tmp_path, stop=stop_after(4))
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    manifest["machine"]["system"] += " 6.1.0-made"
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    train(addition(), tmp_path)
+    assert load_run(tmp_path).resumed == ()
+
+
+@pytest.mark.parametrize(
+    ("resumed", "words"),
+    [
+        (3, "'resumed' must be a list, not 3"),
+        ([{"step": 3}], "under 'resumed' is not step, commit, versions and machine"),
+        (["x"], "under 'resumed' is not step, commit, versions and machine"),
+    ],
+)
+def test_resumptions_that_cannot_be_read_are_named(
+    resumed: Any, words: str, tmp_path: Path
+) -> None:
+    train(addition(), tmp_path)
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    (tmp_path / MANIFEST).write_text(json.dumps({**manifest, "resumed": resumed}))
+    with pytest.raises(LabError, match=words):
+        load_run(tmp_path)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "go-muon"])
