@@ -135,6 +135,23 @@ def test_a_torn_last_line_is_healed(tmp_path: Path) -> None:
     assert len(load_run(folder).timing) == 12
 
 
+def test_a_checkpoint_counts_only_lines_that_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[str, int] = {}
+    real = storage.Journal.sync
+
+    def sync(journal: storage.Journal) -> None:
+        real(journal)
+        synced[journal.path.name] = journal.length
+
+    monkeypatch.setattr(storage.Journal, "sync", sync)
+    train(addition(), tmp_path, stop=stop_after(5))
+    recorded = torch.load(tmp_path / CHECKPOINT, weights_only=True)["lengths"]
+    assert synced == recorded
+    assert set(recorded) == {METRICS, TIMING}
+
+
 def test_a_character_run_reports_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = corpus_on_disk(tmp_path / "data", monkeypatch)
     train(characters(), tmp_path / "run", data_dir=data)

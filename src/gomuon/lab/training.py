@@ -187,7 +187,8 @@ def _continue(
     stop: Callable[[], bool],
 ) -> bool:
     def checkpoint() -> None:
-        metrics.sync()
+        for journal in (metrics, timing):
+            journal.sync()
         lengths = {METRICS: metrics.length, TIMING: timing.length}
         session.save(folder / CHECKPOINT, step, lengths)
 
