@@ -152,6 +152,15 @@ def test_a_checkpoint_counts_only_lines_that_are_on_the_disk(
     assert set(recorded) == {METRICS, TIMING}
 
 
+@pytest.mark.parametrize("name", [METRICS, TIMING])
+def test_a_lost_journal_is_refused_and_not_made_up(name: str, tmp_path: Path) -> None:
+    train(addition(), tmp_path, stop=stop_after(5))
+    (tmp_path / name).unlink()
+    with pytest.raises(LabError, match=f"{name} is shorter than its checkpoint says; delete"):
+        train(addition(), tmp_path)
+    assert not (tmp_path / name).exists()
+
+
 def test_a_character_run_reports_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = corpus_on_disk(tmp_path / "data", monkeypatch)
     train(characters(), tmp_path / "run", data_dir=data)
