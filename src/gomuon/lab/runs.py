@@ -20,6 +20,7 @@ from gomuon.lab.storage import read_json, read_json_lines
 FORMAT = 1
 MANIFEST, METRICS, TIMING = "manifest.json", "metrics.jsonl", "timing.jsonl"
 CHECKPOINT, RESULT = "checkpoint.pt", "result.json"
+LARGEST_SEED = 2**64 - 1  # of torch's generators
 RESUMED = "resumed"  # the manifest's list of what changed while a run was under way
 
 
@@ -57,8 +58,8 @@ class RunConfig:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise LabError(f"{name} must be a positive number, not {value}")
-        if self.seed < 0:
-            raise LabError(f"seed must not be negative, not {self.seed}")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise LabError(f"seed must lie between 0 and {LARGEST_SEED}, not {self.seed}")
         if self.label not in ("quick", "full"):
             raise LabError(f"label must be 'quick' or 'full', not {self.label!r}")
 
