@@ -406,6 +406,7 @@ def test_race_plans_take_what_is_typed() -> None:
         ({"rates": "muon"}, "'' is not a number"),
         ({"rates": "muon=-1"}, "must be positive"),
         ({"rates": "soap=1"}, "'soap', which is not among"),
+        ({"rates": "muon=.1,muon=.2"}, "--lr names muon twice: muon=.1,muon=.2"),
         ({"seeds": "a"}, "--seeds 'a' is not understood"),
         ({"seeds": "5-3"}, "not a range"),
         ({"seeds": "1,1"}, "names one twice"),

@@ -131,6 +131,8 @@ def parse_rates(text: str, wanted: list[str]) -> dict[str, float]:
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in wanted:
             raise LabError(f"--lr names {name!r}, which is not among {', '.join(wanted)}")
+        if name in rates:
+            raise LabError(f"--lr names {name} twice: {text}; a race has one rate for each")
         rates[name] = parse_rate(value, f"--lr {part}")
     return rates
 
