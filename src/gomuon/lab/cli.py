@@ -360,9 +360,11 @@ def main(arguments: list[str] | None = None) -> int:
     except LabError as error:
         print(f"gomuon: {error}", file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, Interrupted):
-        again = shlex.join(["gomuon", *arguments])
-        print(f"\nstopped; nothing is lost, continue with: {again}", file=sys.stderr)
+    except (KeyboardInterrupt, Interrupted) as stopped:
+        # Continuing with --fresh would drop what is kept.
+        again = shlex.join(["gomuon", *(word for word in arguments if word != "--fresh")])
+        kept = str(stopped) or "nothing is lost"
+        print(f"\nstopped; {kept}, continue with: {again}", file=sys.stderr)
         return 130
     except Crashed as error:
         print(f"gomuon: {error}", file=sys.stderr)

@@ -37,7 +37,7 @@ class Watcher(Protocol):
 
 
 class Interrupted(Exception):
-    """The user stopped the campaign; every run has a checkpoint."""
+    """The user stopped it; a message says what is kept where that is not everything."""
 
 
 class Crashed(Exception):
