@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 import gomuon.__main__
-from gomuon.lab import campaign, cli, display, racing, timing
+from gomuon.lab import campaign, cli, corpora, display, racing, timing
 from gomuon.lab.display import LiveDisplay, PlainDisplay
 from gomuon.lab.runs import METRICS, load_run
 from gomuon.lab.training import Progress, train
@@ -115,6 +115,20 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     text = capsys.readouterr().out
     assert "default: None" not in text
     assert "{None}" not in text
+
+
+def test_data_fetches_only_what_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[list[str]] = []
+    monkeypatch.setattr(corpora, "fetch", lambda names, folder: fetched.append(list(names)))
+    monkeypatch.setenv("GOMUON_DATA", str(tmp_path))
+    for words in ([], ["ptb"], ["--fetch"]):
+        assert cli.main(["data", *words]) == 0
+    assert fetched == [["ptb"], list(corpora.CORPORA)]
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall("^gomuon data.*", readme, re.MULTILINE)
+    assert shown.split("#")[0].split() == ["gomuon", "data", "--fetch"]
 
 
 def test_a_race_from_start_to_report(

@@ -248,7 +248,7 @@ def data(
     fetch: Switch = False,
     data_dir: Folder = None,
 ) -> None:
-    """Show which corpora are present, and fetch those that are not.
+    """Show which corpora are present; fetch those that are named, or with --fetch all missing.
 
     Args:
         names: ptb, shakespeare; naming a corpus fetches it if it is missing.
