@@ -16,9 +16,11 @@ check: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Stopped at any moment, it continues; then the page is made from what was measured.
+# Measured in runs/bench, where a stopped one continues; the committed files stay until all is done.
+# What other code measured there is in the way: make bench BENCH=--fresh drops it.
 bench: .venv/bench
-	$(BIN)/gomuon bench --out results/bench
+	$(BIN)/gomuon bench $(BENCH)
+	cp runs/bench/bench.json runs/bench/report.md runs/bench/bench*.svg results/bench/
 	$(BIN)/gomuon bench --page > docs/.speed.part
 	mv docs/.speed.part docs/speed.md
 

@@ -87,6 +87,7 @@ class Silent:
     def __init__(self) -> None:
         self.skipped: list[str] = []
         self.finished: list[str] = []
+        self.notes: list[str] = []
 
     def skip(self, config: RunConfig) -> None:
         self.skipped.append(f"{config.arm}-s{config.seed}")
@@ -97,3 +98,6 @@ class Silent:
 
     def finish(self, config: RunConfig) -> None:
         self.finished.append(f"{config.arm}-s{config.seed}")
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)

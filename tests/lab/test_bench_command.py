@@ -6,10 +6,11 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from gomuon.lab import cli
+from gomuon.lab import cli, machine
 from gomuon.lab.bench import page, running, scaling, workloads
 from gomuon.lab.bench.workloads import Size
 from tests.lab.made_bench import made_result
@@ -85,18 +86,96 @@ def test_a_stopped_benchmark_continues(
     bench(*first, "--cycles", "1", "--out", "out")
     assert "measured before" not in capsys.readouterr().out, "other settings, another measurement"
 
-    # Numbers of other code do not stay beside new ones.
-    monkeypatch.setattr(running, "source_digest", lambda: "other")
-    bench(*first, "--out", "out")
-    assert "measured before" not in capsys.readouterr().out
-    assert list(json.loads((tiny / "out" / "bench.json").read_text())["workloads"]) == ["mlp"]
+    # The code that is measured is the same, whatever the commit.
+    monkeypatch.setattr(machine, "source_commit", lambda: "other")
+    bench(*both)
+    assert "measured before" in capsys.readouterr().out
 
 
-def test_fresh_measures_again(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"source": "other"}, "source other there, "),
+        ({"threads": 7}, "threads 7 there, 1 here"),
+        ({"versions": {"torch": "0.4"}}, "torch 0.4 there, "),
+        ({"machine": {"processor": "made"}}, "processor made there, "),
+        ({"size": "full"}, "size full there, quick here"),
+        ({"format": 0}, "format 0 there, 1 here"),
+        ({"machine": None}, "machine None there, "),
+    ],
+)
+def test_what_was_measured_otherwise_is_refused_and_kept(
+    environment: dict[str, Any], words: str, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = made_result(mlp={"muon": 1.0}) | running.environment("quick") | {"threads": 1}
+    for key, value in environment.items():
+        made[key] = made[key] | value if isinstance(value, dict) else value
+    (tiny / "out").mkdir()
+    path = tiny / "out" / "bench.json"
+    path.write_text(json.dumps(made))
+    asked = ["--models", "paper", "--arms", "muon", "--no-scaling", "--out", "out"]
+    said = refused(["bench", "--quick", "--threads", "1", *asked], capsys)
+    assert f"out/bench.json was measured otherwise ({words}" in said
+    assert "give --fresh to drop it and measure everything again, or another folder" in said
+    assert json.loads(path.read_text()) == made
+
+
+def test_the_lab_code_that_the_benchmark_runs_is_part_of_its_source() -> None:
+    lab = Path(running.__file__).parents[1]
+    taken = set()
+    for path in (lab / "bench").glob("*.py"):
+        taken |= set(re.findall(r"^from gomuon\.lab\.(\w+) import", path.read_text(), re.MULTILINE))
+    measured = {name.removesuffix(".py") for name in running.OF_THE_LAB}
+    words_and_drawings = {"canvas", "display", "document", "errors", "flags", "markdown", "workers"}
+    assert taken - words_and_drawings == measured | {"bench"}
+
+
+def test_ctrl_c_keeps_the_finished_parts(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ["--models", "mlp,paper", "--arms", "muon", "--no-scaling", "--out", "out"]
+    bench(*asked)
+    real = running.trials.measure
+
+    def measure(workload: workloads.Workload, *rest: Any) -> Any:
+        if workload.name == "paper":
+            raise KeyboardInterrupt
+        return real(workload, *rest)
+
+    monkeypatch.setattr(running.trials, "measure", measure)
+    command = ["bench", "--quick", "--threads", "1", *asked]
+    assert cli.main([*command, "--fresh"]) == 130
+    said = capsys.readouterr().err
+    assert "stopped; the finished parts are kept and the one under way begins anew" in said
+    assert "nothing is lost" not in said
+    assert said.strip().endswith(f"continue with: gomuon {' '.join(command)}")
+    result = json.loads((tiny / "out" / "bench.json").read_text())
+    assert list(result["workloads"]) == ["mlp"]
+
+
+def test_a_file_that_has_a_release_behind_the_system_is_continued(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["--models", "mlp", "--arms", "muon", "--no-scaling", "--out", "out"]
+    bench(*asked)
+    path = tiny / "out" / "bench.json"
+    older = json.loads(path.read_text())
+    older["machine"]["system"] += " 6.1.0-made"
+    path.write_text(json.dumps(older))
+    bench(*asked)
+    assert "measured before" in capsys.readouterr().out
+
+
+def test_fresh_measures_again(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = ["--models", "mlp", "--arms", "muon", "--no-scaling", "--out", "out"]
     bench(*asked)
     bench(*asked, "--fresh")
     assert "measured before" not in capsys.readouterr().out
+    monkeypatch.setattr(running, "source_digest", lambda: "other")
+    bench(*asked, "--fresh")
+    assert json.loads((tiny / "out" / "bench.json").read_text())["source"] == "other"
 
 
 @pytest.mark.parametrize(

@@ -5,18 +5,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gomuon.lab import campaign, experiments, optimizers, plans, racing, timing
+from gomuon.lab import (
+    campaign,
+    experiments,
+    machine,
+    optimizers,
+    plans,
+    racing,
+    timing,
+    training,
+)
 from gomuon.lab.campaign import RUNS, run_campaign
 from gomuon.lab.errors import LabError
 from gomuon.lab.plans import Arm, Plan, Quick, adapt
 from gomuon.lab.runs import METRICS, RESULT, RunConfig, load_run
 from gomuon.lab.statistics import PAPER_WINDOWS
-from tests.lab.made_runs import ADDITION, Silent, addition_plan, corpus_on_disk
+from tests.lab.made_runs import ADDITION, Silent, addition, addition_plan, corpus_on_disk
 
 ARMS = (Arm("slow", "Slow", "adamw", 0.001), Arm("fast", "Fast", "adamw", 0.05))
 
@@ -47,6 +57,25 @@ def test_finished_runs_are_skipped_and_missing_ones_made(tmp_path: Path) -> None
     run_campaign(plan, tmp_path, watcher=watcher)
     assert (watcher.skipped, watcher.finished) == (["fast-s0"], ["slow-s0"])
     assert metrics_of(tmp_path) == expected
+
+
+def test_a_campaign_continued_by_other_code_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = addition_plan(ARMS[:1])
+    campaign.declare(plan, tmp_path)
+    monkeypatch.setattr(machine, "source_commit", lambda: "first")
+    calls = iter(range(99))
+    config = plan.config(plan.arms[0], 0, 0.001)
+    training.train(config, tmp_path / RUNS / "slow-s0", stop=lambda: next(calls) >= 4)
+    monkeypatch.setattr(machine, "source_commit", lambda: "second")
+    watcher = Silent()
+    # Forked, so that the worker sees the other commit too.
+    (run,) = run_campaign(plan, tmp_path, watcher=watcher, method="fork")
+    assert run.resumed[0].commit == "second"
+    assert watcher.notes == [
+        "slow-s0: commit changed after update 4; manifest.json has what was and what is"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -215,12 +244,57 @@ def test_arms_whose_cycles_seldom_meet_are_timed_over_their_own(
         timing.interleaved([*configs, plan.config(long, 0, 0.08)], cycles=1)
 
 
+def test_an_arm_that_diverges_is_not_timed_and_the_others_are(tmp_path: Path) -> None:
+    wild = Arm("wild", "Wild", "muon", 1e30)
+    plan = addition_plan((wild, *ARMS), timing=("wild", "slow", "fast"), label="quick")
+    watcher = Silent()
+    runs = run_campaign(plan, tmp_path / "some", watcher=watcher)
+    assert len(runs) == 3
+    assert len(watcher.notes) == 1
+    assert re.fullmatch(r"wild is not timed: it diverged at update \d+ of \d+", watcher.notes[0])
+    found = json.loads((tmp_path / "some" / campaign.TIMING).read_text())
+    assert found["arms"] == ["slow", "fast"]
+    assert len(found["seconds"]) == len(found["periods"]) == 2
+
+    alone = addition_plan((wild,), timing=("wild",), label="quick")
+    run_campaign(alone, tmp_path / "none", watcher=watcher)
+    assert not (tmp_path / "none" / campaign.TIMING).exists()
+
+
+def test_a_run_that_diverges_is_estimated_by_the_updates_it_made() -> None:
+    plan = addition_plan((Arm("wild", "Wild", "muon", 1e30), ARMS[0]))
+    costs = timing.estimate(plan, jobs=1)
+    assert all(0 < costs[name] < math.inf for name in ("wild", "slow", "total"))
+
+
+@pytest.mark.parametrize(("diverges", "expected"), [(1, 3.0), (2, 1.0), (4, 2.5), (9, 3.5)])
+def test_only_updates_before_a_divergence_count(
+    diverges: int, expected: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = [0.0]
+
+    class Failing:
+        """Update n takes n seconds; one of them is the last, after three."""
+
+        def __init__(self, config: RunConfig, data_dir: object) -> None: ...
+
+        def update(self, step: int) -> None:
+            clock[0] += 3 if step == diverges else step
+            if step == diverges:
+                raise training.Diverged
+
+    monkeypatch.setattr(timing, "Session", Failing)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    assert timing.seconds_per_update(addition()) == expected
+
+
 def test_an_estimate_counts_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "seconds_per_update", lambda config, data_dir: config.lr * 100)
     plan = addition_plan((ARMS[0], Arm("t", "T", "muon", None, grid=(0.5, 2.0))), tuning_seed=1)
     costs = timing.estimate(plan, jobs=2)
     # slow: one run at .1 s, t: one run and two for tuning at 50 s, twelve updates each.
     assert costs["total"] == pytest.approx((12 * 0.1 + 3 * 12 * 50) / 2)
+    assert timing.estimate(plan, jobs=64)["total"] == timing.estimate(plan, jobs=4)["total"]
 
 
 def test_quick_and_short_plans_are_labelled() -> None:
@@ -332,6 +406,7 @@ def test_race_plans_take_what_is_typed() -> None:
         ({"rates": "muon"}, "'' is not a number"),
         ({"rates": "muon=-1"}, "must be positive"),
         ({"rates": "soap=1"}, "'soap', which is not among"),
+        ({"rates": "muon=.1,muon=.2"}, "--lr names muon twice: muon=.1,muon=.2"),
         ({"seeds": "a"}, "--seeds 'a' is not understood"),
         ({"seeds": "5-3"}, "not a range"),
         ({"seeds": "1,1"}, "names one twice"),

@@ -17,7 +17,7 @@ import pytest
 from rich.console import Console
 
 import gomuon.__main__
-from gomuon.lab import campaign, cli, display, racing, timing
+from gomuon.lab import campaign, cli, corpora, display, racing, timing
 from gomuon.lab.display import LiveDisplay, PlainDisplay
 from gomuon.lab.runs import METRICS, load_run
 from gomuon.lab.training import Progress, train
@@ -52,6 +52,9 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("race --lr go-muon=fast", "'fast' is not a number"),
         ("race --adamw-lr -1", "adamw_lr must be a positive number, not -1.0"),
         ("race --seeds x", "--seeds 'x' is not understood"),
+        ("race --seeds 99999999999999999999", "seeds lie between 0 and 18446744073709551615"),
+        ("race --seeds 18446744073709551615-18446744073709551616", "616 is too large"),
+        (f"race --seeds {'9' * 5000}", "is too large"),
         ("reproduce pbt", "unknown experiment 'pbt'; did you mean 'ptb'?"),
         ("reproduce ptb --steps 0", "--steps must be at least 1, not 0"),
         ("data shakespear", "unknown corpus 'shakespear'; did you mean 'shakespeare'?"),
@@ -114,6 +117,20 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     assert "{None}" not in text
 
 
+def test_data_fetches_only_what_it_is_told_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: list[list[str]] = []
+    monkeypatch.setattr(corpora, "fetch", lambda names, folder: fetched.append(list(names)))
+    monkeypatch.setenv("GOMUON_DATA", str(tmp_path))
+    for words in ([], ["ptb"], ["--fetch"]):
+        assert cli.main(["data", *words]) == 0
+    assert fetched == [["ptb"], list(corpora.CORPORA)]
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (shown,) = re.findall("^gomuon data.*", readme, re.MULTILINE)
+    assert shown.split("#")[0].split() == ["gomuon", "data", "--fetch"]
+
+
 def test_a_race_from_start_to_report(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +154,16 @@ def test_a_race_from_start_to_report(
     assert "adamw-s0  finished before" in capsys.readouterr().out
     assert "arms there: {'lr': 0.02" in refused([*arguments, "--lr", "adamw=.03"], capsys)
     assert cli.main(["report", str(out)]) == 0
+
+
+def test_a_race_whose_arm_diverges_is_timed_and_reported(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = [*RACE, "--steps", "4", "--lr", "go-muon=1e30", "--timing", "--out", str(tmp_path)]
+    assert cli.main(arguments) == 0
+    assert "go-muon is not timed: it diverged at update" in capsys.readouterr().out
+    assert (tmp_path / "report.html").exists()
+    assert json.loads((tmp_path / campaign.TIMING).read_text())["arms"] == ["adamw"]
 
 
 def test_a_campaign_keeps_the_threads_it_was_begun_with(tmp_path: Path) -> None:

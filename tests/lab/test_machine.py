@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 from pathlib import Path
 
+from gomuon.lab import machine
 from gomuon.lab.machine import commit_of, short_commit
+
+
+def test_the_system_is_named_without_its_release() -> None:
+    facts = machine.facts()
+    assert facts["system"] == platform.system()
+    assert platform.release() not in str(facts)
+    older = {**facts, "system": f"{platform.system()} {platform.release()}"}
+    assert machine.comparable(older) == facts == machine.comparable(facts)
+    assert machine.comparable({"cores": 2}) == {"cores": 2}
 
 
 def git(folder: Path, *words: str) -> str:

@@ -177,6 +177,8 @@ def test_the_tables_stay_on_the_screen(
         ("--model gomuon.lab.models:NORM", "cannot be imported"),
         ("--model gomuon.lab.models:Block", "cannot be built on the meta device"),
         ("--model builtins:dict", "gave a dict; expected a torch.nn.Module"),
+        ("--model torch.nn:ReLU", "'torch.nn:ReLU' gave a ReLU without parameters; name a model"),
+        ("--model torch.nn:ReLU --input 3,8", "gave a ReLU without parameters"),
         ("--model tests.lab.test_plan:Custom --input 3,x", "--input '3,x' is not understood"),
         ("--model tests.lab.test_plan:Custom --input 3,9", "refused an input of"),
         ("--markdown nowhere.md", "nowhere.md cannot be read"),

@@ -15,7 +15,16 @@ import pytest
 
 from gomuon.lab.experiments import EXPERIMENTS
 from gomuon.lab.pairing import FIELDS
-from tests.lab.made_campaigns import experiment, race, short, write_campaign, write_lines, write_run
+from tests.lab.made_campaigns import (
+    MACHINE,
+    VERSIONS,
+    experiment,
+    race,
+    short,
+    write_campaign,
+    write_lines,
+    write_run,
+)
 from tests.lab.reading import Tags, edit_json, reported
 
 
@@ -298,6 +307,19 @@ def test_a_full_run_says_which_hashes_agree(ptb: Path, ptb_report: tuple[str, st
     hashes = json.loads((ptb / "runs" / "muon-s1" / "manifest.json").read_text())["hashes"]
     (row,) = rows_of(ptb_report[0], "seed 1")
     assert row[1:] == ["2", *(hashes[field][:12] for field in FIELDS)]
+
+
+def test_a_run_continued_by_other_code_is_named_with_its_commits(tmp_path: Path) -> None:
+    folder = write_campaign(tmp_path / "c", race(("go-muon", "muon"), steps=20))
+    assert "continued" not in reported(folder)[0]
+    path = folder / "runs" / "muon-s0" / "manifest.json"
+    other = {"versions": VERSIONS | {"torch": "2.9"}, "machine": MACHINE}
+    edit_json(path, commit="a" * 40, resumed=[{"step": 12, "commit": "b" * 40, **other}])
+    markdown, page = reported(folder)
+    assert rows_of(markdown, "muon-s0")[-1][1:] == ["12", "b" * 12]
+    for text in (markdown, page):
+        assert f"unknown, {'a' * 40}, {'b' * 40}" in text
+        assert "2.0, 2.9" in text
 
 
 def groks_at(run: Path, when: int | None, steps: int = 300) -> None:

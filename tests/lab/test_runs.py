@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from gomuon.lab import optimizers, runs, storage, training
+from gomuon.lab import machine, optimizers, runs, storage, training
 from gomuon.lab.errors import LabError
 from gomuon.lab.runs import CHECKPOINT, MANIFEST, METRICS, RESULT, TIMING, load_run
 from gomuon.lab.training import Progress, train
@@ -53,6 +53,61 @@ def test_the_loss_is_read_before_the_update(tmp_path: Path) -> None:
     assert slow[1] != fast[1]
 
 
+def test_a_run_continued_by_other_code_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "source_commit", lambda: "first")
+    train(addition(), tmp_path / "run", stop=stop_after(4))
+    said: list[str] = []
+    train(addition(), tmp_path / "run", stop=stop_after(1), say=said.append)
+    assert (load_run(tmp_path / "run").resumed, said) == ((), [])
+
+    monkeypatch.setattr(machine, "source_commit", lambda: "second")
+    for _ in range(2):  # what is recorded already is not recorded again
+        train(addition(), tmp_path / "run", stop=stop_after(1), say=said.append)
+    monkeypatch.setattr(machine, "versions", lambda: {"torch": "made"})
+    train(addition(), tmp_path / "run", say=said.append)
+    run = load_run(tmp_path / "run")
+    assert run.commit == "first"
+    assert [(entry.step, entry.commit) for entry in run.resumed] == [(5, "second"), (7, "second")]
+    assert run.resumed[0].versions == run.versions
+    assert run.resumed[1].versions == {"torch": "made"}
+    assert run.resumed[1].machine == run.machine
+    assert said == [
+        "run: commit changed after update 5; manifest.json has what was and what is",
+        "run: versions changed after update 7; manifest.json has what was and what is",
+    ]
+    train(addition(), tmp_path / "whole")
+    assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "whole")
+
+
+def test_a_release_behind_the_system_is_no_other_machine(tmp_path: Path) -> None:
+    train(addition(), tmp_path, stop=stop_after(4))
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    manifest["machine"]["system"] += " 6.1.0-made"
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    train(addition(), tmp_path)
+    assert load_run(tmp_path).resumed == ()
+
+
+@pytest.mark.parametrize(
+    ("resumed", "words"),
+    [
+        (3, "'resumed' must be a list, not 3"),
+        ([{"step": 3}], "under 'resumed' is not step, commit, versions and machine"),
+        (["x"], "under 'resumed' is not step, commit, versions and machine"),
+    ],
+)
+def test_resumptions_that_cannot_be_read_are_named(
+    resumed: Any, words: str, tmp_path: Path
+) -> None:
+    train(addition(), tmp_path)
+    manifest = json.loads((tmp_path / MANIFEST).read_text())
+    (tmp_path / MANIFEST).write_text(json.dumps({**manifest, "resumed": resumed}))
+    with pytest.raises(LabError, match=words):
+        load_run(tmp_path)
+
+
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "go-muon"])
 def test_stopped_and_continued_is_the_same_bit_for_bit(optimizer: str, tmp_path: Path) -> None:
     config = addition(optimizer=optimizer, steps=14)
@@ -78,6 +133,32 @@ def test_a_torn_last_line_is_healed(tmp_path: Path) -> None:
     train(addition(), folder)
     assert metrics_of(folder) == metrics_of(tmp_path / "whole")
     assert len(load_run(folder).timing) == 12
+
+
+def test_a_checkpoint_counts_only_lines_that_are_on_the_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: dict[str, int] = {}
+    real = storage.Journal.sync
+
+    def sync(journal: storage.Journal) -> None:
+        real(journal)
+        synced[journal.path.name] = journal.length
+
+    monkeypatch.setattr(storage.Journal, "sync", sync)
+    train(addition(), tmp_path, stop=stop_after(5))
+    recorded = torch.load(tmp_path / CHECKPOINT, weights_only=True)["lengths"]
+    assert synced == recorded
+    assert set(recorded) == {METRICS, TIMING}
+
+
+@pytest.mark.parametrize("name", [METRICS, TIMING])
+def test_a_lost_journal_is_refused_and_not_made_up(name: str, tmp_path: Path) -> None:
+    train(addition(), tmp_path, stop=stop_after(5))
+    (tmp_path / name).unlink()
+    with pytest.raises(LabError, match=f"{name} is shorter than its checkpoint says; delete"):
+        train(addition(), tmp_path)
+    assert not (tmp_path / name).exists()
 
 
 def test_a_character_run_reports_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +378,8 @@ def test_changed_metrics_of_a_finished_run_are_refused(tmp_path: Path) -> None:
         ({"steps": 0}, "steps must be at least 1, not 0"),
         ({"lr": -0.1}, "lr must be a positive number, not -0.1"),
         ({"lr": float("nan")}, "lr must be a positive number"),
-        ({"seed": -1}, "seed must not be negative"),
+        ({"seed": -1}, "seed must lie between 0 and 18446744073709551615, not -1"),
+        ({"seed": 2**64}, "seed must lie between 0 and 18446744073709551615, not 1844"),
         ({"label": "fast"}, "label must be"),
         ({"threads": 0}, "threads must be at least 1"),
     ],

@@ -86,6 +86,8 @@ def test_rates_can_be_given_and_the_rest_gets_as_many() -> None:
         ("--ratio 1", "--ratio must be a number above 1, not 1"),
         ("--ratio nan", "--ratio must be a number above 1, not nan"),
         ("--ratio 1.0000001", "gives no 5 different rates"),
+        ("--ratio 1e200", "--grid 5 with --ratio 1e+200 gives no 5 different rates above 0; give"),
+        ("--grid 5000", "--grid 5000 with --ratio 2 gives no 5000 different rates"),
         ("--rates muon=", "--rates muon= has no rates"),
         ("--rates muon=.1/x", "'x' is not a number"),
         ("--rates muon=.1/-1", "a rate must be positive, not -1"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,7 @@ def run_campaign(
         carry_out(main)
         runs = [load_run(folder / RUNS / run_name(config)) for config in (*tuning, *main)]
         record_selection(plan, folder, rates, runs)
-        measure_timing(plan, folder, data_dir)
+        measure_timing(plan, folder, data_dir, watcher.note)
         return runs
 
 
@@ -176,7 +176,9 @@ def screen(runs: list[Run]) -> dict[str, Any]:
     }
 
 
-def measure_timing(plan: Plan, folder: Path, data_dir: str | Path | None) -> None:
+def measure_timing(
+    plan: Plan, folder: Path, data_dir: str | Path | None, say: Callable[[str], None]
+) -> None:
     """Interleave the arms the plan wants timed, once, while nothing else runs."""
     if not plan.timing or (folder / TIMING).exists():
         return
@@ -186,7 +188,9 @@ def measure_timing(plan: Plan, folder: Path, data_dir: str | Path | None) -> Non
         for name in plan.timing
     ]
     cycles = TIMING_CYCLES[plan.label] if len(configs) == 2 else FEWER_CYCLES[plan.label]
-    write_json(folder / TIMING, interleaved(configs, cycles=cycles, data_dir=data_dir))
+    found = interleaved(configs, cycles=cycles, data_dir=data_dir, say=say)
+    if found["arms"]:
+        write_json(folder / TIMING, found)
 
 
 def recorded_threads(folder: str | Path) -> int | None:

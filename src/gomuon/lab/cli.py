@@ -248,7 +248,7 @@ def data(
     fetch: Switch = False,
     data_dir: Folder = None,
 ) -> None:
-    """Show which corpora are present, and fetch those that are not.
+    """Show which corpora are present; fetch those that are named, or with --fetch all missing.
 
     Args:
         names: ptb, shakespeare; naming a corpus fetches it if it is missing.
@@ -360,9 +360,11 @@ def main(arguments: list[str] | None = None) -> int:
     except LabError as error:
         print(f"gomuon: {error}", file=sys.stderr)
         return 2
-    except (KeyboardInterrupt, Interrupted):
-        again = shlex.join(["gomuon", *arguments])
-        print(f"\nstopped; nothing is lost, continue with: {again}", file=sys.stderr)
+    except (KeyboardInterrupt, Interrupted) as stopped:
+        # Continuing with --fresh would drop what is kept.
+        again = shlex.join(["gomuon", *(word for word in arguments if word != "--fresh")])
+        kept = str(stopped) or "nothing is lost"
+        print(f"\nstopped; {kept}, continue with: {again}", file=sys.stderr)
         return 130
     except Crashed as error:
         print(f"gomuon: {error}", file=sys.stderr)

@@ -63,6 +63,10 @@ class Display(AbstractContextManager["Display"]):
     def finish(self, config: RunConfig) -> None:
         self.settled += 1
 
+    def note(self, text: str) -> None:
+        """Say something that is no run's progress and should stay on the screen."""
+        self.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
     def run_eta(self, config: RunConfig) -> float | None:
         name = run_name(config)
         first, begun = self.starts[name]

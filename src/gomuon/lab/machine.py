@@ -7,7 +7,9 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy
 import torch
@@ -29,10 +31,18 @@ def versions() -> dict[str, str]:
 
 def facts() -> dict[str, str | int]:
     return {
-        "system": f"{platform.system()} {platform.release()}",
+        "system": platform.system(),  # no release: a kernel's name may be one host's alone
         "processor": processor(),
         "cores": cores(),
     }
+
+
+def comparable(recorded: Mapping[str, Any]) -> dict[str, Any]:
+    """Recorded facts as `facts` gives them; older files have a release behind the system."""
+    found = dict(recorded)
+    if isinstance(found.get("system"), str):
+        found["system"] = found["system"].partition(" ")[0]
+    return found
 
 
 def processor() -> str:

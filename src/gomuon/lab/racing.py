@@ -11,6 +11,7 @@ from gomuon.lab import wording as w
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import TRAJECTORY
 from gomuon.lab.plans import Arm, Plan, Quick
+from gomuon.lab.runs import LARGEST_SEED
 from gomuon.lab.selection import Selection
 from gomuon.lab.statistics import windows_for
 
@@ -130,6 +131,8 @@ def parse_rates(text: str, wanted: list[str]) -> dict[str, float]:
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in wanted:
             raise LabError(f"--lr names {name!r}, which is not among {', '.join(wanted)}")
+        if name in rates:
+            raise LabError(f"--lr names {name} twice: {text}; a race has one rate for each")
         rates[name] = parse_rate(value, f"--lr {part}")
     return rates
 
@@ -151,10 +154,17 @@ def parse_seeds(text: str) -> tuple[int, ...]:
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
         if match is None:
             raise LabError(f"--seeds {text!r} is not understood; write 0,1,2 or 17402-17404")
-        first, last = int(match[1]), int(match[2] or match[1])
+        first, last = (_seed(digits) for digits in (match[1], match[2] or match[1]))
         if last < first or last - first >= 1000:
             raise LabError(f"--seeds: {part} is not a range of at most 1000 seeds")
         seeds.extend(range(first, last + 1))
     if len(set(seeds)) != len(seeds):
         raise LabError(f"--seeds names one twice: {text}")
     return tuple(seeds)
+
+
+def _seed(digits: str) -> int:
+    # Counted first: Python refuses to read thousands of digits.
+    if len(digits) > len(str(LARGEST_SEED)) or int(digits) > LARGEST_SEED:
+        raise LabError(f"--seeds: {digits} is too large; seeds lie between 0 and {LARGEST_SEED}")
+    return int(digits)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import statistics as python_statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
+from gomuon.lab import machine
 from gomuon.lab import wording as w
 from gomuon.lab.document import Block, Facts, Note, Section, Table
 from gomuon.lab.gather import ArmView, Campaign
 from gomuon.lab.pairing import FIELDS
+from gomuon.lab.runs import Resumption, Run
 from gomuon.lab.statistics import compare_times, geometric_mean
 
 
@@ -205,12 +207,34 @@ def _machine(campaign: Campaign) -> list[Block]:
     runs = [*(run for arm in campaign.arms for run in arm.runs.values()), *campaign.tuning]
     if not runs:
         return []
-    versions = dict.fromkeys(name for run in runs for name in run.versions)
-    pairs = [(name, _values(run.versions.get(name) for run in runs)) for name in versions]
-    for name in dict.fromkeys(key for run in runs for key in run.machine):
-        pairs.append((name, _values(run.machine.get(name) for run in runs)))
-    pairs.append(("commit", _values(run.commit or "unknown" for run in runs)))
-    return [Facts(tuple(pairs))]
+    # A run that was continued elsewhere was made in more than one place.
+    places: list[Run | Resumption] = []
+    for run in runs:
+        places += [run, *run.resumed]
+    versions = dict.fromkeys(name for place in places for name in place.versions)
+    pairs = [(name, _values(place.versions.get(name) for place in places)) for name in versions]
+    for name in dict.fromkeys(key for place in places for key in place.machine):
+        pairs.append((name, _values(place.machine.get(name) for place in places)))
+    pairs.append(("commit", _values(place.commit or "unknown" for place in places)))
+    return [Facts(tuple(pairs)), *_resumed(runs)]
+
+
+def _resumed(runs: Sequence[Run]) -> list[Block]:
+    rows = [
+        (run.folder.name, f"{place.step:,}", machine.short_commit(place.commit or "unknown"))
+        for run in runs
+        for place in run.resumed
+    ]
+    if not rows:
+        return []
+    return [
+        Table(
+            "Runs that were stopped and continued by other code, with other versions or on another "
+            "machine.",
+            ("run", "after update", "commit from then on"),
+            tuple(rows),
+        )
+    ]
 
 
 def _values(values: Iterable[object]) -> str:

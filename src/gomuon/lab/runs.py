@@ -20,6 +20,8 @@ from gomuon.lab.storage import read_json, read_json_lines
 FORMAT = 1
 MANIFEST, METRICS, TIMING = "manifest.json", "metrics.jsonl", "timing.jsonl"
 CHECKPOINT, RESULT = "checkpoint.pt", "result.json"
+LARGEST_SEED = 2**64 - 1  # of torch's generators
+RESUMED = "resumed"  # the manifest's list of what changed while a run was under way
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,8 @@ class RunConfig:
             value = getattr(self, name)
             if not (math.isfinite(value) and value > 0):
                 raise LabError(f"{name} must be a positive number, not {value}")
-        if self.seed < 0:
-            raise LabError(f"seed must not be negative, not {self.seed}")
+        if not 0 <= self.seed <= LARGEST_SEED:
+            raise LabError(f"seed must lie between 0 and {LARGEST_SEED}, not {self.seed}")
         if self.label not in ("quick", "full"):
             raise LabError(f"label must be 'quick' or 'full', not {self.label!r}")
 
@@ -78,6 +80,36 @@ class RunConfig:
 
 
 @dataclass(frozen=True)
+class Resumption:
+    """Where a run was continued by other code, with other versions or on another machine.
+
+    Attributes:
+        step: the last update before it.
+        commit: from then on, as `Run.commit`, and so the others.
+    """
+
+    step: int
+    commit: str | None
+    versions: dict[str, Any]
+    machine: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, entry: Any, where: Path) -> Resumption:
+        """Read an entry of a manifest; ``where`` is named when it does not fit."""
+        try:
+            return cls(
+                int(entry["step"]), entry["commit"], dict(entry["versions"]), dict(entry["machine"])
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise LabError(
+                f"{where}: {entry!r} under {RESUMED!r} is not step, commit, versions and machine"
+            ) from error
+
+
+@dataclass(frozen=True)
 class Run:
     """A run folder as read back; ``result`` is None while the run is unfinished."""
 
@@ -90,6 +122,7 @@ class Run:
     metrics: list[dict[str, Any]]
     timing: list[dict[str, Any]]
     result: dict[str, Any] | None
+    resumed: tuple[Resumption, ...] = ()
 
     @classmethod
     def from_manifest(
@@ -110,11 +143,20 @@ class Run:
             metrics=metrics,
             timing=timing,
             result=result,
+            resumed=resumptions(manifest, folder),
         )
 
     @property
     def finished(self) -> bool:
         return self.result is not None
+
+
+def resumptions(manifest: dict[str, Any], folder: Path) -> tuple[Resumption, ...]:
+    """What a manifest says of changes under way; most have nothing to say."""
+    where, entries = folder / MANIFEST, manifest.get(RESUMED, [])
+    if not isinstance(entries, list):
+        raise LabError(f"{where}: {RESUMED!r} must be a list, not {entries!r}")
+    return tuple(Resumption.from_dict(entry, where) for entry in entries)
 
 
 def is_finished(folder: Path) -> bool:

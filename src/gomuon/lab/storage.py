@@ -121,7 +121,8 @@ class Journal:
         """Open for appending after the first ``length`` bytes; what follows them is cut off."""
         self.path = path
         try:
-            if path.exists() and path.stat().st_size < length:
+            # Of a missing file nothing is left either; truncating would make it up from zeros.
+            if (path.stat().st_size if path.exists() else 0) < length:
                 raise LabError(
                     f"{path} is shorter than its checkpoint says; "
                     "delete this run's folder and run the campaign again to repeat it"

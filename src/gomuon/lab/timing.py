@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from gomuon.lab import optimizers
 from gomuon.lab.errors import LabError
 from gomuon.lab.plans import Plan
 from gomuon.lab.runs import RunConfig
-from gomuon.lab.training import Session
+from gomuon.lab.training import Diverged, Session
 
 UNIT = "whole step (forward, backward, optimizer)"
 
@@ -28,6 +28,7 @@ def interleaved(
     cycles: int,
     warmup: int = 8,
     data_dir: str | Path | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
     """Step arms in turn in one process; their times cycle by cycle.
 
@@ -39,9 +40,11 @@ def interleaved(
         cycles: how many are measured.
         warmup: steps before those, which are not.
         data_dir: where the corpora are.
+        say: told in words of every arm that diverges meanwhile; the others go on without it.
 
     Returns:
-        The content of ``timing.json``: under "seconds", per arm, the mean step of every cycle.
+        The content of ``timing.json``: under "seconds", per arm, the mean step of every cycle. An
+        arm that diverged is in none of its lists.
     """
     intervals = [optimizers.refresh_interval(c.optimizer, c.options) for c in configs]
     common = math.lcm(*intervals)
@@ -54,19 +57,24 @@ def interleaved(
         Session(dataclasses.replace(c, steps=total, telemetry=False), data_dir) for c in configs
     ]
     steps: list[list[float]] = [[] for _ in configs]
+    lost: set[int] = set()
     for step in range(1, total + 1):
         # Whoever goes first finds colder caches, so they take turns at that too.
         first = step // 2 % len(sessions)
         order = [*range(first, len(sessions)), *range(first)]
         for index in order if step % 2 else reversed(order):
-            steps[index].append(sessions[index].update(step)[1])
+            if index in lost:
+                continue
+            try:
+                steps[index].append(sessions[index].update(step)[1])
+            except Diverged:
+                lost.add(index)
+                say(f"{configs[index].arm} is not timed: it diverged at update {step} of {total}")
+    kept = [index for index in range(len(configs)) if index not in lost]
     return {
-        "arms": [config.arm for config in configs],
-        "seconds": [
-            _cycle_means(taken[warmup:], period)
-            for taken, period in zip(steps, periods, strict=True)
-        ],
-        "periods": periods,
+        "arms": [configs[index].arm for index in kept],
+        "seconds": [_cycle_means(steps[index][warmup:], periods[index]) for index in kept],
+        "periods": [periods[index] for index in kept],
         "unit": UNIT,
         "threads": configs[0].threads,
     }
@@ -84,15 +92,25 @@ def _cycle_means(seconds: Sequence[float], period: int) -> list[float]:
 def seconds_per_update(
     config: RunConfig, data_dir: str | Path | None = None, updates: int = 4
 ) -> float:
-    """The mean time of a few real updates after a first one, which pays for warming up."""
+    """The mean time of a few real updates after a first one, which pays for warming up.
+
+    Of a run that diverges meanwhile, those it made count, the first one if there is no other.
+    """
     if updates < 1:
         raise LabError(f"updates must be at least 1, not {updates}")
     session = Session(dataclasses.replace(config, steps=updates + 1), data_dir)
-    session.update(1)
-    begun = time.perf_counter()
-    for step in range(2, updates + 2):
-        session.update(step)
-    return (time.perf_counter() - begun) / updates
+    taken: list[float] = []
+    for step in range(1, updates + 2):
+        begun = time.perf_counter()
+        try:
+            session.update(step)
+        except Diverged:
+            # The first one went as far as its gradients, which is most of an update.
+            taken = taken or [time.perf_counter() - begun]
+            break
+        taken.append(time.perf_counter() - begun)
+    counted = taken[1:] or taken
+    return math.fsum(counted) / len(counted)
 
 
 def estimate(plan: Plan, jobs: int, data_dir: str | Path | None = None) -> dict[str, float]:
@@ -102,7 +120,7 @@ def estimate(plan: Plan, jobs: int, data_dir: str | Path | None = None) -> dict[
     """
     measured: dict[str, float] = {}
     costs: dict[str, float] = {}
-    total = 0.0
+    total, every = 0.0, 0
     for arm in plan.arms:
         config = plan.config(arm, plan.seeds[0], arm.lr or arm.grid[0])
         kind = repr((config.optimizer, config.options, arm.settings))
@@ -111,6 +129,8 @@ def estimate(plan: Plan, jobs: int, data_dir: str | Path | None = None) -> dict[
         costs[arm.name] = measured[kind]
         runs = len(plan.seeds) + (len(arm.grid) if plan.tuning_seed is not None else 0)
         total += measured[kind] * plan.steps * runs
+        every += runs
     # Two jobs on the same cores do not quite halve the time, but threads are shared out by the
     # plan, so what was measured with those threads holds for each of them.
-    return {**costs, "total": total / jobs}
+    # A job without a run of its own saves nothing.
+    return {**costs, "total": total / min(jobs, every)}

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 import gomuon
-from gomuon.lab import machine, optimizers, pairing, tasks
+from gomuon.lab import machine, optimizers, pairing, tasks, wording
 from gomuon.lab.errors import LabError
 from gomuon.lab.runs import (
     CHECKPOINT,
@@ -25,11 +25,14 @@ from gomuon.lab.runs import (
     MANIFEST,
     METRICS,
     RESULT,
+    RESUMED,
     TIMING,
+    Resumption,
     RunConfig,
     file_sha256,
     is_finished,
     read_manifest,
+    resumptions,
 )
 from gomuon.lab.storage import (
     Journal,
@@ -137,6 +140,7 @@ def train(
     data_dir: str | Path | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
     stop: Callable[[], bool] = lambda: False,
+    say: Callable[[str], None] = lambda text: None,
 ) -> bool:
     """Carry a run to its end, from wherever it was left; a finished run is not repeated.
 
@@ -146,6 +150,7 @@ def train(
         data_dir: where the corpora are.
         report: called after every update.
         stop: asked after every update; a yes ends with a checkpoint.
+        say: told in words when a run is continued by other code or on another machine.
 
     Returns:
         Whether the run is finished.
@@ -165,6 +170,7 @@ def train(
         metrics = Journal(folder / METRICS, lengths[METRICS])
         timing = Journal(folder / TIMING, lengths[TIMING])
         try:
+            _record_changes(config, folder, step, say)
             return _continue(session, folder, step, metrics, timing, report, stop)
         finally:
             metrics.close()
@@ -181,7 +187,8 @@ def _continue(
     stop: Callable[[], bool],
 ) -> bool:
     def checkpoint() -> None:
-        metrics.sync()
+        for journal in (metrics, timing):
+            journal.sync()
         lengths = {METRICS: metrics.length, TIMING: timing.length}
         session.save(folder / CHECKPOINT, step, lengths)
 
@@ -228,11 +235,38 @@ def _open_manifest(session: Session, folder: Path) -> None:
             "format": FORMAT,
             "config": session.config.as_dict(),
             "hashes": session.hashes,
-            "versions": machine.versions(),
-            "machine": {**machine.facts(), "threads": session.config.threads},
-            "commit": machine.source_commit(),
+            **_provenance(session.config),
         },
     )
+
+
+def _provenance(config: RunConfig) -> dict[str, Any]:
+    """By what code, with what and where a run is made; it may change when a run is continued."""
+    return {
+        "commit": machine.source_commit(),
+        "versions": machine.versions(),
+        "machine": {**machine.facts(), "threads": config.threads},
+    }
+
+
+def _record_changes(config: RunConfig, folder: Path, step: int, say: Callable[[str], None]) -> None:
+    """Add to the manifest whatever has changed since it was last written."""
+    manifest, now = read_manifest(folder), _provenance(config)
+    earlier = resumptions(manifest, folder)
+    known = earlier[-1].as_dict() if earlier else manifest
+    changed = [name for name in now if _comparable(known.get(name)) != _comparable(now[name])]
+    if not changed:
+        return
+    entry = Resumption(step=step, **now).as_dict()
+    write_json(folder / MANIFEST, {**manifest, RESUMED: [*(e.as_dict() for e in earlier), entry]})
+    say(
+        f"{folder.name}: {wording.listing(changed)} changed after update {step}; "
+        f"{MANIFEST} has what was and what is"
+    )
+
+
+def _comparable(value: Any) -> Any:
+    return machine.comparable(value) if isinstance(value, dict) else value
 
 
 def _same_config(config: RunConfig, folder: Path) -> dict[str, Any]:

@@ -90,9 +90,15 @@ def tune_plan(
 def geometric_grid(middle: float, count: int, ratio: float) -> tuple[float, ...]:
     """``count`` rates around ``middle``, which is always one of them, rounded to four digits."""
     first = -(count // 2)
-    rates = tuple(float(f"{middle * ratio ** (first + i):.4g}") for i in range(count))
+    try:
+        rates = tuple(float(f"{middle * ratio ** (first + i):.4g}") for i in range(count))
+    except OverflowError:  # of a power; a product becomes infinite instead
+        rates = ()
     if len(set(rates)) < count or not all(0 < rate < math.inf for rate in rates):
-        raise LabError(f"--grid {count} with --ratio {ratio:g} gives no {count} different rates")
+        raise LabError(
+            f"--grid {count} with --ratio {ratio:g} gives no {count} different rates above 0; "
+            f"give a ratio such as {RATIO:g}, or fewer rates"
+        )
     return rates
 
 

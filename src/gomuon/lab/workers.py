@@ -33,10 +33,11 @@ class Watcher(Protocol):
     def begin(self, config: RunConfig) -> None: ...
     def update(self, config: RunConfig, progress: Progress) -> None: ...
     def finish(self, config: RunConfig) -> None: ...
+    def note(self, text: str) -> None: ...
 
 
 class Interrupted(Exception):
-    """The user stopped the campaign; every run has a checkpoint."""
+    """The user stopped it; a message says what is kept where that is not everything."""
 
 
 class Crashed(Exception):
@@ -112,6 +113,8 @@ def _listen(worker: _Worker, watcher: Watcher) -> bool:
             kind, content = worker.connection.recv()
             if kind == "progress":
                 watcher.update(worker.config, content)
+            elif kind == "note":
+                watcher.note(content)
             elif kind == "finished":
                 worker.process.join()
                 watcher.finish(worker.config)
@@ -180,8 +183,11 @@ def _work(
             reported = now
             connection.send(("progress", Progress(progress.step, progress.seconds, dict(latest))))
 
+    def say(text: str) -> None:
+        connection.send(("note", text))
+
     try:
-        if train(config, folder, data_dir=data_dir, report=report, stop=stop):
+        if train(config, folder, data_dir=data_dir, report=report, stop=stop, say=say):
             connection.send(("finished", None))
     except LabError as error:
         connection.send(("refused", str(error)))

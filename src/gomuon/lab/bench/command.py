@@ -22,6 +22,7 @@ from gomuon.lab.display import clock
 from gomuon.lab.document import Table, cell
 from gomuon.lab.errors import LabError
 from gomuon.lab.flags import Folder, Switch, Whole, Words
+from gomuon.lab.workers import Interrupted
 
 REPORT = "report.md"
 LINE_INTERVAL = 20.0  # seconds between lines where nothing can be overwritten
@@ -41,7 +42,8 @@ def bench(
 ) -> None:
     """Measure steps and memory beside other packages, as ratios within one interleaved run.
 
-    Writes bench.json, report.md and a drawing. Stopped at any moment, the same command continues.
+    Writes bench.json, report.md and a drawing. Stopped at any moment, the same command continues
+    after the last part it finished.
 
     Args:
         models: Among paper, wide, mlp, gpt2, conv and overhead, separated by commas; all of them.
@@ -51,7 +53,8 @@ def bench(
         scaling: Leave out how time grows with width and depth.
         compile: Let heavyball compile its steps, as it does by default.
         threads: By default torch's own number.
-        fresh: Measure again what the folder holds already.
+        fresh: Drop what the folder holds already and measure everything again; needed where it was
+            measured on another machine, with other versions or threads, or by other code.
         page: Print docs/speed.md from the folder's file; measure nothing.
         out: Folder of the results; by default runs/bench (runs/bench-quick), with --page
             results/bench.
@@ -76,6 +79,8 @@ def bench(
         with Progress(console) as progress:
             command = spelled(settings, threads, out)
             result = running.run(settings, folder, command, progress, fresh=fresh)
+    except KeyboardInterrupt:
+        raise Interrupted("the finished parts are kept and the one under way begins anew") from None
     finally:
         torch.set_num_threads(before)
     show(result, console)

@@ -7,7 +7,7 @@ import gc
 import hashlib
 import importlib.metadata
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -24,6 +24,7 @@ from gomuon.lab.errors import LabError
 
 FILE = "bench.json"
 FORMAT = 1
+OF_THE_LAB = ("memory.py", "models.py")  # what the benchmark takes from outside its folder
 PACKAGES = ("heavyball", "pytorch_optimizer", "transformers", "scipy")
 # Matrices one by one, or bfloat16 without units for it: many seconds a step at this size. What they
 # cost shows on the other models.
@@ -128,15 +129,17 @@ def _scaling(settings: Settings, axis: str) -> Part:
 def run(
     settings: Settings, folder: Path, command: str, watcher: Watcher, *, fresh: bool = False
 ) -> dict[str, Any]:
-    """Measure everything that is not in the folder's file already."""
+    """Measure everything that is not in the folder's file already, or all of it anew if `fresh`."""
     settings.check()
     storage.make_folder(folder)
     asked = {"arms": settings.arms, "cycles": settings.cycles, "compiled": settings.compiled}
     with storage.locked(folder):
         result = environment(settings.size) | {"command": command, "date": today()}
         result |= {"workloads": {}, "memory": {}, "scaling": {}}
-        if not fresh:
-            result |= kept(folder / FILE, result)
+        if fresh:
+            # At once: stopped before its first part is done, it is continued without --fresh.
+            (folder / FILE).unlink(missing_ok=True)
+        result |= kept(folder / FILE, result)
         for part in parts(settings):
             section = result[part.section]
             if section.get(part.name, {}).get("asked") == asked:
@@ -150,14 +153,36 @@ def run(
 
 
 def kept(path: Path, now: dict[str, Any]) -> dict[str, Any]:
-    """What the file holds already, if it was measured in this very environment."""
+    """What the file holds already.
+
+    Raises:
+        LabError: it was measured elsewhere, otherwise or by other code. Its numbers may not stand
+            beside new ones, and whether to drop them is for their owner to say.
+    """
     if not path.exists():
         return {}
     old = storage.read_json(path)
-    sections = ("workloads", "memory", "scaling")
-    if any(old.get(key) != now[key] for key in environment(now["size"])):
-        return {}
-    return {section: old.get(section, {}) for section in sections}
+    if found := differences(old, now):
+        raise LabError(
+            f"{path} was measured otherwise ({'; '.join(found)}); give --fresh to drop it and "
+            "measure everything again, or another folder with --out"
+        )
+    return {section: old.get(section, {}) for section in ("workloads", "memory", "scaling")}
+
+
+def differences(old: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """In words, all in which two files' environments differ but the commit: see `source_digest`."""
+    found = []
+    for key in environment(now["size"]).keys() - {"commit"}:
+        there, here = old.get(key), now[key]
+        if not (isinstance(there, Mapping) and isinstance(here, Mapping)):
+            there, here = {key: there}, {key: here}
+        elif key == "machine":
+            there, here = machine.comparable(there), machine.comparable(here)
+        for name in {**there, **here}:
+            if there.get(name) != here.get(name):
+                found.append(f"{name} {there.get(name)} there, {here.get(name)} here")
+    return sorted(found)
 
 
 def environment(size: Size) -> dict[str, Any]:
@@ -176,12 +201,16 @@ def environment(size: Size) -> dict[str, Any]:
 
 @functools.cache
 def source_digest() -> str:
-    """A hash of the code that is measured, which a commit says nothing about while it is edited."""
+    """A hash of the code that is measured and measures.
+
+    A commit says less while files are edited, and more where it changes something else.
+    """
     package = Path(gomuon.__file__).parent
     lab = package / "lab"
     digest = hashlib.sha256()
     for path in sorted(package.rglob("*.py")):
-        if lab not in path.parents or path.parent.name == "bench":
+        used = path.parent == lab and path.name in OF_THE_LAB
+        if lab not in path.parents or path.parent.name == "bench" or used:
             digest.update(path.relative_to(package).as_posix().encode() + b"\0")
             digest.update(path.read_bytes())
     return digest.hexdigest()[:16]

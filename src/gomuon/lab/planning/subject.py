@@ -83,6 +83,10 @@ def _built(build: Callable[[], Any], name: str, dtype: str) -> nn.Module:
         raise LabError(f"{name!r} cannot be built on the meta device: {error}") from error
     if not isinstance(model, nn.Module):
         raise LabError(f"{name!r} gave a {type(model).__name__}; expected a torch.nn.Module")
+    if next(model.parameters(), None) is None:
+        raise LabError(
+            f"{name!r} gave a {type(model).__name__} without parameters; name a model that has some"
+        )
     return model.to("meta").to(DTYPES[dtype])
 
 
