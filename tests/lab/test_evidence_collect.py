@@ -12,11 +12,12 @@ import pytest
 from gomuon.lab import cli
 from gomuon.lab.errors import LabError
 from gomuon.lab.evidence.collecting import collect
+from gomuon.lab.evidence.page import markdown
 from gomuon.lab.evidence.thinning import BLOCK, Curve, read_curve, thin
 from gomuon.lab.experiments import EXPERIMENTS
 from gomuon.lab.runs import load_run
 from gomuon.lab.statistics import grok_step
-from tests.lab.made_campaigns import write_run
+from tests.lab.made_campaigns import MACHINE, VERSIONS, write_run
 from tests.lab.made_evidence import COMMIT, edit, full_campaign, small_plan
 from tests.lab.made_runs import addition, characters
 from tests.lab.test_cli import refused
@@ -185,3 +186,18 @@ def test_block_means_know_where_they_end() -> None:
 
 def test_the_experiments_fit_their_places() -> None:
     assert set(EXPERIMENTS) == {"ptb", "shakespeare", "grokking", "mapback", "lazy"}
+
+
+def test_where_a_run_was_continued_is_kept_and_shown(ptb: Path, tmp_path: Path) -> None:
+    entry = {"step": 40, "commit": "f" * 40, "versions": VERSIONS, "machine": MACHINE}
+    edit(ptb / "runs" / "muon-s0" / "manifest.json", resumed=[entry])
+    study = collect(ptb, tmp_path / "results")
+    found = {run.folder.name: [place.commit for place in run.resumed] for run in study.runs}
+    assert found == {"muon-s0": ["f" * 40], "go-muon-s0": []}
+    assert "`ffffffffffff`" in markdown({"ptb": study}, [])
+
+
+def test_a_kernels_release_is_not_kept(ptb: Path, tmp_path: Path) -> None:
+    edit(ptb / "runs" / "muon-s0" / "manifest.json", machine={**MACHINE, "system": "Linux 6.1-x"})
+    kept = collect(ptb, tmp_path / "results").arm("muon").runs[0]
+    assert kept.machine["system"] == "Linux"

@@ -213,8 +213,9 @@ def _machine(campaign: Campaign) -> list[Block]:
         places += [run, *run.resumed]
     versions = dict.fromkeys(name for place in places for name in place.versions)
     pairs = [(name, _values(place.versions.get(name) for place in places)) for name in versions]
-    for name in dict.fromkeys(key for place in places for key in place.machine):
-        pairs.append((name, _values(place.machine.get(name) for place in places)))
+    machines = [machine.comparable(place.machine) for place in places]
+    for name in dict.fromkeys(key for facts in machines for key in facts):
+        pairs.append((name, _values(facts.get(name) for facts in machines)))
     pairs.append(("commit", _values(place.commit or "unknown" for place in places)))
     return [Facts(tuple(pairs)), *_resumed(runs)]
 

@@ -7,12 +7,13 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from gomuon.lab import machine
 from gomuon.lab.errors import LabError
 from gomuon.lab.evidence import slots
 from gomuon.lab.evidence.reading import SELECTION, Study, read_study
 from gomuon.lab.evidence.thinning import thin, write_curve
 from gomuon.lab.gather import PLAN, TIMING, Campaign, gather
-from gomuon.lab.runs import MANIFEST, RESULT, Run
+from gomuon.lab.runs import MANIFEST, RESULT, RESUMED, Run
 from gomuon.lab.storage import cannot_write, make_folder, read_json, write_json
 
 REPORT = "report.md"
@@ -20,7 +21,7 @@ REPORT = "report.md"
 LOCAL = re.compile(
     r"(?<![\w.\-/\\:])(?:/(?:[\w.\-]+/)+[\w.\-]+|~/[\w.\-/]+|[A-Za-z]:\\\w[\w\\.\-]*)"
 )
-PARTS = ("format", "config", "hashes", "versions", "machine", "commit")
+PARTS = ("format", "config", "hashes", "versions", "machine", "commit", RESUMED)
 
 
 def collect(folder: Path, results: Path, name: str = "") -> Study:
@@ -85,6 +86,8 @@ def _write_run(run: Run, place: Path) -> None:
     place.mkdir(parents=True)
     manifest = read_json(run.folder / MANIFEST)
     kept = {part: manifest[part] for part in PARTS if part in manifest}
+    if "machine" in kept:
+        kept["machine"] = machine.comparable(kept["machine"])
     _copy(run.folder / MANIFEST, kept, place / MANIFEST)
     _copy(run.folder / RESULT, run.result, place / RESULT)
     write_curve(place, thin(run.metrics, run.config))

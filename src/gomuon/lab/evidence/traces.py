@@ -64,7 +64,9 @@ def section(evidence: Evidence) -> list[str]:
 
 
 def _commits(study: Study) -> str:
-    found = _distinct(run.commit for run in study.runs)
+    commits = [run.commit for run in study.runs]
+    commits += [place.commit for run in study.runs for place in run.resumed]
+    found = _distinct(commits)
     return ", ".join(code(machine.short_commit(str(commit))) for commit in found) or "unknown"
 
 
