@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import gomuon
+from gomuon.geometry.gradients import ridge_roots, trace_normalised_roots
 from gomuon.optimizer import MatrixOptimizer
 from tests import references
 from tests.references.data import ROWS, SHAPES, flat, layer, learn, relative_error, rows
@@ -65,14 +66,14 @@ CASES = [
     Case("KFAC", {"kl_clip": None, "statistics_every": 2, "refresh_every": 3, "lr": 1e-3}),
     Case("KFAC", {"kl_clip": 1e6, "damping": 0.1, "factor_decay": 0.5, "weight_decay": 0.1}),
     Case("KFAC", {"kl_clip": 0.1, "statistics_every": 3, "refresh_every": 2, "momentum": 0.0}),
-    Case("Shampoo", float32={"ridge": 1e-2}),
+    Case("Shampoo", float32={"ridge": 1e-3}),
     Case("Shampoo", {"statistics_every": 2, "refresh_every": 3, "graft": "sgd", "ridge": 1e-3}),
     Case("Shampoo", {"factor_decay": 1.0, "graft": "adagrad", "ridge": 1e-3, "power": 0.5}),
     Case("Shampoo", {"graft": None, "nesterov": False, "refresh_every": 1, "ridge": 1e-2}),
     Case("Shampoo", {"momentum": 0.0, "weight_decay": 0.1, "ridge": 1e-2, "refresh_every": 4}),
     Case("Mousse", {"epsilon": 1e-5}, float32={"epsilon": 1e-2}),
     Case("Mousse", {"epsilon": 0.1, "refresh_every": 3, "alpha": 0.25, "aspect": "max"}),
-    Case("Mousse", {"epsilon": 0.1, "refresh_every": 1, "nesterov": False, "factor_decay": 0.8}),
+    Case("Mousse", {"epsilon": 0.1, "refresh_every": 1, "nesterov": True, "factor_decay": 0.8}),
     Case("FISMO"),
     Case("FISMO", {"nesterov": True, "factor_decay": 0.8, "mu": 0.1, "weight_decay": 0.1}),
     Case("NewtonMuon"),
@@ -362,3 +363,49 @@ def test_sampled_statistics(
         learn(optimizer, module, x, g, weight=1 / N)
         reference.step(flat(g).T @ flat(x) / N, of_inputs(x), of_gradients(g))
     assert relative_error(module.weight, reference.W) < 1e-8
+
+
+# ---- float32, where roundoff is larger than the published constants ------------------------------
+
+
+def singular_gram(d: int, rank: int) -> Tensor:
+    """A factor as training makes it: of few gradients, in float32."""
+    G = torch.randn(d, rank, generator=torch.Generator().manual_seed(0))
+    return (G @ G.mT).unsqueeze(0)
+
+
+def test_shampoos_ridge_is_what_it_says_in_float32() -> None:
+    S = singular_gram(96, 8)
+    (found,) = ridge_roots(S, 1, {"ridge": 1e-6, "power": 0.25})
+    exact = S[0].double()
+    largest = torch.linalg.eigvalsh(exact)[-1]
+    values, V = torch.linalg.eigh(exact + 1e-6 * largest * torch.eye(96).double())
+    want = V @ torch.diag(values**-0.25) @ V.mT
+    assert found is not None
+    assert float((found - want).norm() / want.norm()) < 0.05, "the null space's own rounding"
+    assert float(torch.linalg.matrix_norm(found, 2) * largest**0.25) > 0.9 * 1e6**0.25
+
+
+def test_mousse_lifts_eigenvalues_to_epsilon() -> None:
+    S = singular_gram(96, 8)
+    group = {"factor_decay": 0.5, "epsilon": 1e-5, "alpha": 0.125}
+    (found,) = trace_normalised_roots(S, 1, group)
+    assert found is not None
+    largest = float(torch.linalg.matrix_norm(found.double(), 2))
+    assert 0.7 * 2e-5**-0.125 < largest < 1.01 * 1e-5**-0.125
+
+
+def test_kfacs_eigenvalues_are_not_negative() -> None:
+    """Rounding makes zeros negative; a product of two would then flip the step's sign."""
+    torch.manual_seed(0)
+    linear = nn.Linear(64, 32, bias=False)
+    optimizer = gomuon.KFAC(linear, factor_decay=0.1, routes={"weight": "matrix"})
+    directions = 10 * torch.randn(4, 64)
+    for _ in range(12):
+        optimizer.zero_grad()
+        linear(torch.randn(16, 4) @ directions).square().sum().backward()
+        optimizer.step()
+    state = optimizer.state[linear.weight]
+    assert torch.linalg.eigvalsh(state["right_factor"]).min() < 0, "else this tests nothing"
+    for side in ("left", "right"):
+        assert state[f"{side}_values"].min() >= 0

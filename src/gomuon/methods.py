@@ -160,7 +160,8 @@ class SOAP(MatrixOptimizer):
 class Mousse(MatrixOptimizer):
     """Mousse: matched polar in trace-normalised gradient-Gram geometry, power ⅛.
 
-    In float32 eigenvalues are floored at roundoff scale, which is above the published ε of 1e-10.
+    The published ε of 1e-10 is below float32's roundoff: on a singular factor rounding chooses the
+    smallest eigenvalues, as it does in the published code. Its authors also use 1e-5.
     """
 
     recipe = recipes.MOUSSE

@@ -197,6 +197,7 @@ MOUSSE = Recipe(
     {
         "lr": 0.01,
         **MUON_LIKE,
+        "nesterov": False,
         "weight_decay": 0.01,
         "factor_decay": 0.95,
         "alpha": 0.125,

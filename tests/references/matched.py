@@ -15,7 +15,7 @@ class Mousse(Reference):
         lr: float = 0.01,
         *,
         momentum: float = 0.95,
-        nesterov: bool = True,
+        nesterov: bool = False,
         weight_decay: float = 0.01,
         factor_decay: float = 0.95,
         alpha: float = 0.125,
@@ -48,7 +48,8 @@ class Mousse(Reference):
         S = S / (1 - self.beta ** (self.t + 1))
         S = S * len(S) / S.trace() + self.epsilon * eye(S)
         eigenvalues, V = torch.linalg.eigh(S)
-        return V @ torch.diag(eigenvalues.clamp(min=self.epsilon) ** -self.alpha) @ V.T
+        shift = max(0.0, -float(eigenvalues[0])) + self.epsilon
+        return V @ torch.diag((eigenvalues + shift) ** -self.alpha) @ V.T
 
 
 class FISMO(Reference):

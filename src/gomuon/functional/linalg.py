@@ -39,6 +39,11 @@ def decompose(routine: Callable[[Tensor], Decomposition], X: Tensor) -> tuple[Te
             raise DecompositionError(message) from second
 
 
+def widened(X: Tensor) -> Tensor:
+    """X in float64, where the device has it."""
+    return X if X.device.type == "mps" else X.double()
+
+
 def _is_finite(X: Tensor) -> bool:
     # A sum is quicker than looking at every entry; it may overflow where none of them does.
     return bool(X.sum().isfinite()) or bool(X.isfinite().all())

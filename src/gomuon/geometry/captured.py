@@ -164,7 +164,8 @@ def eigen_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
         for layer in layers:
             eigen = layer.state.pop(f"{side}_eigen", None)
             if eigen is not None:
-                layer.state[f"{side}_values"] = eigen[..., 0, :].clone()
+                # Rounding makes zeros negative, and a product of two may outweigh the damping.
+                layer.state[f"{side}_values"] = eigen[..., 0, :].clamp_min(0)
                 layer.state[f"{side}_basis"] = eigen[..., 1:, :].clone()
     return failed
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gomuon.functional import inverse_root
+from gomuon.functional.linalg import decompose, widened
+from gomuon.functional.products import symmetric_product
 from gomuon.geometry.base import (
     Geometry,
     Group,
@@ -65,19 +66,33 @@ def ridge_roots(S: Tensor, observations: int, group: Group) -> list[Tensor | Non
     """(S + ridge·λ_max·I)^(−power)."""
 
     def root(S: Tensor) -> Tensor:
-        largest = torch.linalg.eigvalsh(S)[..., -1, None, None]
-        return inverse_root(S + group["ridge"] * largest * identity_like(S), group["power"])
+        # In float64, for a ridge of 1e-6 is as small as float32's own errors.
+        values, V = decompose(torch.linalg.eigh, widened(S))
+        largest = values[..., -1:]
+        ridged = torch.where(largest > 0, values.clamp_min(0) + group["ridge"] * largest, 1.0)
+        return _inverse_power(ridged, V, group["power"]).to(S.dtype)
 
     return guarded(root, S)
 
 
 def trace_normalised_roots(S: Tensor, observations: int, group: Group) -> list[Tensor | None]:
-    """Bias-corrected, scaled to mean eigenvalue one, + εI, to the power −α."""
+    """Bias-corrected, scaled to mean eigenvalue one, + εI, eigenvalues lifted to ≥ ε; then ^−α."""
     corrected = S / (1 - group["factor_decay"] ** observations)
     scale = trace_mean(corrected)
     normalised = torch.where(scale > 0, corrected / scale, identity_like(S))
-    epsilon = group["epsilon"] * identity_like(S)
-    return guarded_roots(normalised + epsilon, group["alpha"])
+
+    def root(S: Tensor) -> Tensor:
+        values, V = decompose(torch.linalg.eigh, S)
+        shift = (-values[..., :1]).clamp_min(0) + group["epsilon"]
+        return _inverse_power(values + shift, V, group["alpha"])
+
+    return guarded(root, normalised + group["epsilon"] * identity_like(S))
+
+
+def _inverse_power(values: Tensor, V: Tensor, power: float) -> Tensor:
+    """V diag(values^−power) Vᵀ, symmetric up to the order of its sums."""
+    half = V * values.pow(-power / 2).unsqueeze(-2)
+    return symmetric_product(half.mT)
 
 
 class CoupledFactors(Geometry):
