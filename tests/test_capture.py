@@ -457,3 +457,38 @@ def test_functional_gradients_pass_by() -> None:
     found = torch.func.grad(loss)(parameters, inputs(4))
     assert found.keys() == parameters.keys()
     assert set(capture.collect().values()) == {Statistics(None, None)}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_layer_called_several_times_in_checkpointed_parts(reentrant: bool) -> None:
+    """Its gradient comes when the last part is done; its statistics, part by part."""
+    layer = nn.Linear(6, 6).double()
+    capture = watch(layer)
+    x = inputs(15).requires_grad_()
+    parts = [checkpoint(layer, part, use_reentrant=reentrant) for part in x.chunk(3)]
+    torch.cat(parts).sum().backward()
+    statistics = seen(capture, layer)
+    torch.testing.assert_close(statistics[0], x.detach().mT @ x.detach())
+    assert (statistics[1], statistics[3]) == (15, 15)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_statistics_go_with_gradients_under_checkpointing(reentrant: bool) -> None:
+    layer = nn.Linear(6, 6).double()
+    capture = watch(layer)
+    for rows in (5, 3):
+        x = inputs(rows).requires_grad_()
+        layer.zero_grad()
+        checkpoint(layer, x, use_reentrant=reentrant).sum().backward()
+    assert seen(capture, layer)[1] == 3
+
+
+def test_a_gradient_taken_elsewhere_settles_nothing() -> None:
+    """`torch.autograd.grad` passes over the readers and fills none of their sums."""
+    model = Attention()
+    capture = watch(model.q, model.k)
+    x = inputs(4).requires_grad_()
+    k, q = model.k(x), model.q(x)
+    torch.autograd.grad(q.square().sum(), x, retain_graph=True)
+    k.square().sum().backward()
+    torch.testing.assert_close(seen(capture, model.k)[0], x.detach().mT @ x.detach())

@@ -432,3 +432,30 @@ def test_shampoo_waits_for_a_layers_first_statistics() -> None:
             late.grad = None
         optimizer.step()
         assert ("left_map" in optimizer.state[late]) == (step > 3)
+
+
+def test_a_bias_added_later_does_not_join_a_weight_that_is_there() -> None:
+    """K-FAC's weights take their biases along, but not after they have begun without."""
+    layer = nn.Linear(4, 5).double()
+    model = nn.Sequential(layer)
+    optimizer = KFAC([{"params": [("0.weight", layer.weight)], "treatment": "matrix"}])
+    optimizer.attach(model)
+
+    def step() -> None:
+        optimizer.zero_grad()
+        model(torch.ones(3, 4, dtype=torch.float64)).square().sum().backward()
+        optimizer.step()
+
+    step()
+    optimizer.add_param_group({"params": [("0.bias", layer.bias)], "treatment": "adamw"})
+    before = layer.bias.detach().clone()
+    for _ in range(3):
+        step()
+    assert not torch.equal(layer.bias, before)
+
+
+def test_a_set_of_parameters_is_refused_as_torch_does() -> None:
+    model = mlp(6, 5, 3)
+    optimizer = GoMuon(model)
+    with pytest.raises(TypeError, match="ordered collection"):
+        optimizer.add_param_group({"params": {nn.Parameter(torch.zeros(2, 2))}})

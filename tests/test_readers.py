@@ -248,3 +248,16 @@ def test_a_mask_is_kept_for_recomputed_passes(reentrant: bool) -> None:
     torch.testing.assert_close(moment.total, rows.mT @ rows)
     optimizer.step()
     assert optimizer._captures[0].window._last_mask is None, "it does not outlive the step"
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_mask_does_not_reach_a_later_pass_without_one(reentrant: bool) -> None:
+    layer = nn.Linear(3, 4, bias=False).double()
+    optimizer = GoMuon(layer)
+    x = torch.randn(3, 3, 3, dtype=torch.float64, requires_grad=True)
+    with optimizer.statistics_mask(torch.zeros(3, 3)):
+        layer(x).sum().backward()
+    checkpoint(layer, x, use_reentrant=reentrant).sum().backward()
+    moment = optimizer._captures[0].collect()[layer.weight].inputs
+    assert moment is not None
+    assert float(moment.count) == 9

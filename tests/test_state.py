@@ -238,3 +238,29 @@ def train_mlp(model: nn.Module, optimizer: MatrixOptimizer, steps: range) -> Non
         x = torch.randn(4, 6, 6, generator=torch.Generator().manual_seed(step)).double()
         model(x).square().mean().backward()
         optimizer.step()
+
+
+def test_a_single_number_among_the_parameters_is_saved_and_loaded() -> None:
+    model, other = mlp(6, 8, 3), mlp(6, 8, 3)
+    for one in (model, other):
+        one.register_parameter("scale", nn.Parameter(torch.tensor(1.0).double()))
+    optimizer, resumed = GoMuon(model), GoMuon(other)
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    resumed.load_state_dict(optimizer.state_dict())
+    assert torch.equal(
+        resumed.state[other.get_parameter("scale")]["exp_avg"],
+        optimizer.state[model.get_parameter("scale")]["exp_avg"],
+    )
+
+
+def test_an_unpickled_optimizer_loads_before_it_is_attached() -> None:
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, groups=4), nn.Flatten(), nn.Linear(8, 2))
+    optimizer = GoMuon(model)
+    model(torch.randn(2, 4, 3, 3)).sum().backward()
+    optimizer.step()
+    again, resumed = pickle.loads(pickle.dumps((model, optimizer)))
+    resumed.load_state_dict(optimizer.state_dict())
+    resumed.attach(again)
+    assert resumed.state[again[0].weight]["left_map"].shape == (4, 2, 2)

@@ -22,7 +22,9 @@ from gomuon.probes import (
     Tap,
     Term,
     add,
+    backward_pass,
     gradient,
+    in_backward,
     leaf,
     unscaled,
     working_dtype,
@@ -52,13 +54,18 @@ class Reading:
     def __init__(self, leader: "LayerHook", x: Tensor) -> None:
         self.leader = leader  # who read it first
         self.former: LayerHook | None = None  # who forms its moment
+        self._pass: int | None = None  # the backward pass in which that was settled
         self.total = leaf(leader.dtype, x.device, *leader.shapes[0])
         self.counts: dict[LayerHook, Tensor] = {}
 
     def forms(self, reader: "LayerHook") -> bool:
-        """Whether it is this reader who forms the moment; the first one asked does."""
-        if self.former is None:
-            self.former = reader
+        """Whether it is this reader who forms the moment; the first one asked does.
+
+        A pass that ended and delivered nothing, as of `torch.autograd.grad`, settles nothing.
+        """
+        now = backward_pass()
+        if self.former is None or (self.total.grad is None and now != self._pass):
+            self.former, self._pass = reader, now
         return self.former is reader
 
     def count_of(self, reader: "LayerHook") -> Tensor:
@@ -179,7 +186,7 @@ class Window:
 
     @contextmanager
     def masked(self, mask: Tensor) -> Iterator[None]:
-        self._mask = self._last_mask = mask
+        self._mask = mask
         try:
             yield
         finally:
@@ -187,9 +194,12 @@ class Window:
 
     def mask_now(self) -> Tensor | None:
         """The mask of this forward pass; of a recomputation in the backward pass, the last one."""
-        if torch.compiler.is_compiling() or torch._C._current_graph_task_id() == -1:
-            return self._mask
-        return self._last_mask
+        recomputed = not torch.compiler.is_compiling() and in_backward()
+        return self._last_mask if recomputed else self._mask
+
+    def remember_mask(self) -> None:
+        """Noted at every forward pass of its own, for its recomputation."""
+        self._last_mask = self._mask
 
     def clear(self) -> None:
         self._readings.clear()
@@ -235,6 +245,10 @@ class LayerHook:
     ) -> Tensor | None:
         if not self.open:
             return None
+        if module.training and not torch.compiler.is_compiling() and not in_backward():
+            # Within a backward pass it is a recomputation, and gradients may still be on their way.
+            self.window.remember_mask()
+            self._share_the_gradients_fate()
         x = args[0] if args else next(iter(kwargs.values()), None)
         if not (isinstance(x, Tensor) and isinstance(output, Tensor)):
             return None  # a subclass that takes or returns something else
@@ -247,7 +261,6 @@ class LayerHook:
             return None
         if self.kind != (weight.dtype, weight.device):
             self.place(weight)  # the model was moved or converted
-        self._share_the_gradients_fate()
         inputs = self._input_probes(x) if self.wants_inputs else (None, None, None)
         tapped: Tensor = Tap.apply(
             output,
@@ -285,7 +298,7 @@ class LayerHook:
 
     def _share_the_gradients_fate(self) -> None:
         """Drop what backward passes delivered if their gradients are gone."""
-        if torch.compiler.is_compiling() or not self.was_zeroed:
+        if not self.was_zeroed:
             return
         self.window.forget_sums_of(self)
         if self.inputs.total.grad is not None or self.gradients.total.grad is not None:

@@ -32,11 +32,11 @@ class Shapes:
 
     Attributes:
         memories: the shapes an elementwise memory may have.
-        matrix: both sides of the matrices it is cut into.
+        matrix: both sides of the matrices it is cut into; None if that is not known.
     """
 
     memories: frozenset[tuple[int, ...]]
-    matrix: tuple[int, int]
+    matrix: tuple[int, int] | None
 
 
 ShapesOf = Callable[[Tensor, Group], Shapes]
@@ -171,13 +171,15 @@ def _check_shapes(groups: Sequence[Group], checkpoint: Checkpoint, shapes: Shape
                     f"{key} of {name!r} has shape {tuple(value.shape)} in the checkpoint, the "
                     f"parameter has {tuple(parameter.shape)}"
                 )
-            side = _SIDES.get(key)
+            if key not in _SIDES or allowed.matrix is None:
+                continue
+            side = allowed.matrix[_SIDES[key]]
             square = value.ndim > 1 and value.shape[-1] == value.shape[-2]  # some are diagonals
-            if side is not None and square and value.shape[-1] != allowed.matrix[side]:
+            if square and value.shape[-1] != side:
                 raise ValueError(
                     f"{key} of {name!r} is for matrices with a side of {value.shape[-1]} in the "
-                    f"checkpoint, here that side has {allowed.matrix[side]}; was it saved with "
-                    "other specs, or with another block_size?"
+                    f"checkpoint, here that side has {side}; was it saved with other specs, or "
+                    "with another block_size?"
                 )
 
 

@@ -289,15 +289,16 @@ class MatrixOptimizer(SharingOptimizer):
             self.param_groups[-1]["lr"] = self.param_groups[-1]["lr"].reshape(())
         self._captures.append(Capture())
         if self._model is not None:
-            self._specs = self._layer_specs(self._model)
+            specs = self._layer_specs(self._model)  # others' stay: a bias of theirs may be new here
+            self._specs |= {p: specs[p] for p in self.param_groups[-1]["params"] if p in specs}
         self._hook_group(index)
         self._captures[index].gate(partial(self.recipe.geometry.capture_due, group))
 
     def _with_names(self, params: Any) -> Any:
         """Parameters under the names the attached model has for them, if the others have names."""
         named_already = bool(self.param_groups) and "param_names" in self.param_groups[0]
-        if self._model is None or not named_already:
-            return params
+        if self._model is None or not named_already or isinstance(params, set):
+            return params  # sets are torch's to refuse
         given = [params] if isinstance(params, Tensor) else list(params)
         if not all(isinstance(one, Tensor) for one in given):
             return given
@@ -401,9 +402,12 @@ class MatrixOptimizer(SharingOptimizer):
 
     def _shapes(self, parameter: Tensor, group: Mapping[str, Any]) -> Shapes:
         """What the state of this parameter may look like."""
+        if not parameter.ndim:
+            return Shapes(frozenset({()}), None)
         layer = Layer("", parameter, {}, self._spec_of(parameter, group))
         memories = frozenset({tuple(parameter.shape), (layer.blocks, *layer.shape)})
-        return Shapes(memories, layer.shape)
+        # How a layer is cut is known from its module only.
+        return Shapes(memories, None if self._model is None else layer.shape)
 
     def _spec_of(self, parameter: Tensor, group: Mapping[str, Any]) -> LayerSpec:
         return cut(self._specs.get(parameter, PLAIN), group)

@@ -119,6 +119,16 @@ class Tap(torch.autograd.Function):
         return g, None, None, None, None, A, count if count_dtype else None, *gradients
 
 
+def backward_pass() -> int:
+    """The number of the backward pass under way in this thread, −1 outside of one."""
+    return int(torch._C._current_graph_task_id())
+
+
+def in_backward() -> bool:
+    """Whether a forward pass is a recomputation, as activation checkpointing makes them."""
+    return backward_pass() != -1
+
+
 def working_dtype(tensor: Tensor) -> torch.dtype:
     """State and statistics are float64 for float64, float32 for everything else."""
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32

@@ -189,12 +189,15 @@ def test_the_experiments_fit_their_places() -> None:
 
 
 def test_where_a_run_was_continued_is_kept_and_shown(ptb: Path, tmp_path: Path) -> None:
-    entry = {"step": 40, "commit": "f" * 40, "versions": VERSIONS, "machine": MACHINE}
+    newer = {**VERSIONS, "torch": "2.99"}
+    entry = {"step": 40, "commit": "f" * 40, "versions": newer, "machine": MACHINE}
     edit(ptb / "runs" / "muon-s0" / "manifest.json", resumed=[entry])
     study = collect(ptb, tmp_path / "results")
     found = {run.folder.name: [place.commit for place in run.resumed] for run in study.runs}
     assert found == {"muon-s0": ["f" * 40], "go-muon-s0": []}
-    assert "`ffffffffffff`" in markdown({"ptb": study}, [])
+    page = markdown({"ptb": study}, [])
+    assert "`ffffffffffff`" in page
+    assert "torch 2.99" in page
 
 
 def test_a_kernels_release_is_not_kept(ptb: Path, tmp_path: Path) -> None:

@@ -346,3 +346,15 @@ def test_grokking_ranks_by_the_mean_a_bound_where_a_seed_never_groks(tmp_path: P
     assert "groks on 2 of 3 seeds" in standing[1]
     (row,) = [row for row in rows_of(markdown, "go-muon 0.08") if "1" in row]
     assert row[2] == "over 167"
+
+
+def test_a_run_that_groks_and_diverges_is_last(tmp_path: Path) -> None:
+    folder = write_campaign(tmp_path / "c", race(("go-muon", "muon"), seeds=(0, 1), steps=300))
+    for seed in (0, 1):
+        groks_at(folder / "runs" / f"go-muon-s{seed}", 100, steps=200 if seed else 300)
+        groks_at(folder / "runs" / f"muon-s{seed}", 250)
+    edit_json(folder / "runs" / "go-muon-s1" / "result.json", steps=200, diverged_at=201)
+    markdown, _ = reported(folder)
+    standing = [line for line in markdown.splitlines() if re.match(r"\| \d\.", line)]
+    assert "muon 0.16" in standing[0]
+    assert "diverged at update 201" in standing[1]

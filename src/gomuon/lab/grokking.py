@@ -33,7 +33,7 @@ class GrokOutcomes:
         return [outcomes[seed] for seed in self.common_seeds(arm.group) if seed in outcomes]
 
     def typical(self, arm: ArmView) -> float | None:
-        """The mean grok step over seeds; NEVER if it groks on none of them.
+        """The mean grok step over seeds; NEVER if it groks on none of them, or diverges on one.
 
         A run that does not grok counts as one update more than it could make, so that the mean is
         then a bound; the page of the evidence ranks by the same.
@@ -41,7 +41,7 @@ class GrokOutcomes:
         found = [outcome["grok_step"] for outcome in self.ranked_on(arm)]
         if not found:
             return None
-        if all(step is None for step in found):
+        if all(step is None for step in found) or self.diverged(arm) is not None:
             return NEVER
         beyond = self.campaign.steps + 1
         return math.fsum(beyond if step is None else step for step in found) / len(found)
@@ -57,9 +57,9 @@ class GrokOutcomes:
         return f"over {math.fsum(found) / len(found):,.0f}"
 
     def certain(self, *arms: ArmView) -> bool:
-        """Whether every run of these arms grokked, so that their means are no bounds."""
+        """Whether every run of these arms grokked and lasted, so that their means are no bounds."""
         found = [outcome["grok_step"] for arm in arms for outcome in self.ranked_on(arm)]
-        return None not in found
+        return None not in found and all(self.diverged(arm) is None for arm in arms)
 
     def ranked(self, arms: list[ArmView]) -> list[tuple[ArmView, float]]:
         """By grok step; those that never grok by the accuracy they end with."""

@@ -11,6 +11,7 @@ from gomuon.lab.evidence.reading import Evidence, Study
 from gomuon.lab.evidence.slots import SLOTS
 from gomuon.lab.evidence.spelling import command, sweep_of, uses_selection
 from gomuon.lab.evidence.tables import code, table, text
+from gomuon.lab.runs import Resumption, Run
 
 PACKAGES = ("gomuon", "torch", "python", "numpy")
 
@@ -64,9 +65,7 @@ def section(evidence: Evidence) -> list[str]:
 
 
 def _commits(study: Study) -> str:
-    commits = [run.commit for run in study.runs]
-    commits += [place.commit for run in study.runs for place in run.resumed]
-    found = _distinct(commits)
+    found = _distinct(place.commit for place in _places(study))
     return ", ".join(code(machine.short_commit(str(commit))) for commit in found) or "unknown"
 
 
@@ -78,19 +77,27 @@ def _seeds(study: Study) -> str:
 
 def _versions(study: Study) -> str:
     found = _distinct(
-        ", ".join(f"{name} {run.versions[name]}" for name in PACKAGES if name in run.versions)
-        for run in study.runs
+        ", ".join(f"{name} {place.versions[name]}" for name in PACKAGES if name in place.versions)
+        for place in _places(study)
     )
     return text("; ".join(found)) or w.ABSENT
 
 
 def _machines(study: Study) -> str:
     found = _distinct(
-        f"{run.machine.get('processor', 'unknown')}, {run.machine.get('cores', '?')} cores, "
-        f"{w.many(int(run.machine.get('threads', run.config.threads)), 'thread')}"
-        for run in study.runs
+        f"{place.machine.get('processor', 'unknown')}, {place.machine.get('cores', '?')} cores, "
+        f"{w.many(int(place.machine.get('threads', study.plan['threads'])), 'thread')}"
+        for place in _places(study)
     )
     return text("; ".join(found)) or w.ABSENT
+
+
+def _places(study: Study) -> list[Run | Resumption]:
+    """Where and by what code the runs were made, and where they were continued."""
+    found: list[Run | Resumption] = list(study.runs)
+    for run in study.runs:
+        found += run.resumed
+    return found
 
 
 def _distinct(values: Iterable[str | None]) -> list[str]:
