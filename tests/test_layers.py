@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gomuon import GoMuon, LayerSpec, Muon, Shampoo
+from gomuon import GoMuon, KFACMuon, LayerSpec, Muon, Shampoo
 from gomuon.functional import polar
 from gomuon.layers import Layer, check_spec
 from tests.models import language_loss, transformer
@@ -211,3 +211,24 @@ def test_a_block_size_cuts_transposed_weights_too() -> None:
             optimizer.step()
     assert other.state[stored.weight]["left_factor"].shape == (6, 4, 4)
     torch.testing.assert_close(stored.weight, linear.weight.mT, rtol=1e-6, atol=1e-8)
+
+
+def test_kfac_muons_balance_is_each_blocks_own() -> None:
+    """Cut on both sides, every block is as a layer of its own with that B and that A."""
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 8, bias=False).double()
+    spec = LayerSpec(heads=2, input_heads=3)
+    optimizer = KFACMuon(layer, specs={"weight": spec}, routes={"weight": "matrix"})
+    layer(torch.randn(9, 6).double()).square().sum().backward()
+    optimizer.step()
+    state = optimizer.state[layer.weight]
+    assert state["left_map"].shape == (6, 4, 4)
+    assert state["right_map"].shape == (6, 2, 2)
+    root = optimizer.param_groups[0]["damping"] ** 0.5
+    for block in range(6):
+        A, B = state["right_factor"][block % 3], state["left_factor"][block // 3]
+        pi = ((A.trace() / 2) / (B.trace() / 4)).sqrt()
+        for name, factor in (("right_map", A), ("left_map", B)):
+            ridge = root * (pi if name == "right_map" else 1 / pi)
+            inverse = torch.linalg.inv(factor + ridge * torch.eye(len(factor)).double())
+            torch.testing.assert_close(state[name][block] @ state[name][block], inverse)

@@ -1,6 +1,7 @@
 """The support polar: each method, each shape, both precisions, and what it refuses."""
 
 import math
+from itertools import chain, islice, repeat
 from typing import get_args
 
 import pytest
@@ -10,7 +11,14 @@ from torch import Tensor
 
 from gomuon.errors import DecompositionError
 from gomuon.functional import polar
-from gomuon.functional.polar import PolarMethod, _polar_express
+from gomuon.functional.polar import (
+    _LIMIT,
+    _POLAR_EXPRESS,
+    _STEPS,
+    PolarMethod,
+    _further_steps,
+    _polar_express,
+)
 from tests.functional.matrices import (
     condition,
     distance,
@@ -226,3 +234,20 @@ def test_beyond_its_reach_the_gram_route_is_the_svd(ratio: float) -> None:
 def test_the_gram_route_does_not_mind_the_scale(scale: float) -> None:
     X = hard(24, 16, ratio=1e3, kind="spread", seed=0)
     assert distance(polar(X * scale, "gram"), polar(X, "gram")) <= 1e-4
+
+
+@pytest.mark.parametrize("side", [64, 1024, 2048, 4096, 16384])
+def test_the_steps_of_auto_grow_with_the_size(side: int) -> None:
+    """One small singular value among equal ones, condition 1e4: what each step makes of it."""
+    sigma = 1 / (1e4 * math.sqrt(side))
+    coefficients = chain(_POLAR_EXPRESS, repeat(_LIMIT))
+    for a, b, c in islice(coefficients, _STEPS + _further_steps(side)):
+        sigma = a * sigma + b * sigma**3 + c * sigma**5
+    assert abs(1 - sigma) / math.sqrt(side) < 1e-5
+    assert _further_steps(side) <= 4
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (0, 5), (5, 0)])
+def test_of_nothing_comes_nothing(shape: tuple[int, ...], method: PolarMethod) -> None:
+    assert polar(torch.zeros(shape), method).shape == shape

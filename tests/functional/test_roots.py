@@ -168,3 +168,8 @@ def test_one_non_finite_matrix_fails_its_batch() -> None:
     S[2, 0, 0] = float("nan")
     with pytest.raises(DecompositionError, match="NaN or infinity"):
         inverse_root(S, 1 / 4)
+
+
+def test_half_precision_is_refused_by_name() -> None:
+    with pytest.raises(ValueError, match=r"needs float32 or float64, got torch\.bfloat16"):
+        inverse_root(torch.eye(3, dtype=torch.bfloat16), 0.25)

@@ -1,5 +1,6 @@
 """The support polar Q(C): a maximiser of ⟨C, U⟩ over ‖U‖_op ≤ 1 (Theorem 1)."""
 
+import math
 from functools import partial
 from itertools import chain, repeat
 from typing import Literal, get_args
@@ -31,7 +32,8 @@ def polar(X: Tensor, method: PolarMethod = "svd") -> Tensor:
             "polar-express": sixteen steps of matrix products in X's precision, for accelerators.
             Singular values below about 1e-6 of ‖X‖_F stay below one.
             "auto": "gram" on the CPU; elsewhere "polar-express" with its first products in float64,
-            where the device has it. Within 1e-5 of the float64 SVD up to a condition number of 1e4.
+            where the device has it, and as many steps as the size asks for. Within 1e-5 of the
+            float64 SVD up to a condition number of 1e4.
 
     Raises:
         ValueError: X is not a floating matrix, or the method is unknown.
@@ -43,6 +45,8 @@ def polar(X: Tensor, method: PolarMethod = "svd") -> Tensor:
         )
     if method not in get_args(PolarMethod):
         raise ValueError(f"polar method must be one of {get_args(PolarMethod)}, got {method!r}")
+    if not X.numel():
+        return torch.zeros_like(X)
     compute = _METHODS[method]
     return over_batch(lambda part: (compute(part),), X)[0]
 
@@ -118,10 +122,16 @@ _POLAR_EXPRESS = (
 _LIMIT = (1.875, -1.25, 0.375)
 
 
+_STEPS = 16  # enough for singular values of 3e-6 and more: condition 1e4 up to a side of 1024
 _WIDE_STEPS = 8  # by then singular values of 1e-5 have grown to .1, and float32 holds them
 
 
-def _polar_express(X: Tensor, steps: int = 16, wide_steps: int = 0) -> Tensor:
+def _further_steps(side: int) -> int:
+    """‖X‖_F grows with the square root of the smaller side, and a step makes up for 1.875."""
+    return max(0, math.ceil(math.log(max(side, 1) / 1024) / (2 * math.log(_LIMIT[0]))))
+
+
+def _polar_express(X: Tensor, steps: int = _STEPS, wide_steps: int = 0) -> Tensor:
     tall = X.shape[-2] > X.shape[-1]
     Y = X.mT if tall else X  # the Gram matrix is then the smaller one
     Y = _unit(Y.double() if wide_steps else Y)  # dividing in float32 would cost ε·κ already
@@ -149,8 +159,8 @@ def _unit(X: Tensor) -> Tensor:
 def _auto(X: Tensor) -> Tensor:
     if X.device.type == "cpu":
         return _by_gram(X)
-    has_float64 = X.device.type != "mps"
-    return _polar_express(X, wide_steps=_WIDE_STEPS if has_float64 else 0)
+    has_float64, more = X.device.type != "mps", _further_steps(min(X.shape[-2:]))
+    return _polar_express(X, _STEPS + more, _WIDE_STEPS + more if has_float64 else 0)
 
 
 _METHODS = {

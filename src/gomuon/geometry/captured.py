@@ -175,9 +175,10 @@ def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
     failed = []
     root = group["damping"] ** 0.5
     for layer in layers:
-        if "left_factor" not in layer.state or "right_factor" not in layer.state:
+        # For each block: every pair of a row's B and a column's A has a π of its own.
+        A, B = layer.spread("right_factor", "right"), layer.spread("left_factor", "left")
+        if A is None or B is None:
             continue
-        A, B = layer.state["right_factor"], layer.state["left_factor"]
         ratio = trace_mean(A) / trace_mean(B)
         pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
         A, B = A + pi * root * identity_like(A), B + root / pi * identity_like(B)
