@@ -49,7 +49,7 @@ def test_errors(info: Any) -> None:
 @EVERY_WAY
 def test_goes_in_the_right_direction(info: Any, bare: bool) -> None:
     for one in problems(info, bare):
-        losses = one.train(20)
+        losses = one.train(40)  # Shampoo's own rate overshoots here at first
         assert losses[-1] < losses[0], one.optimizer.defaults
 
 

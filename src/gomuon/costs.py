@@ -126,13 +126,8 @@ def _gram_work(layer: MatrixLayer) -> Work:
 
 
 def _root(count: int, d: int) -> Work:
-    """`inverse_root`: eigenvectors, and the product that puts the root together."""
+    """An inverse root: eigenvectors, and the product that puts it together."""
     return [Decomposition(count, "eigh", d, d), *symmetric(count, d, d)]
-
-
-def _ridge_root(count: int, d: int) -> Work:
-    """Its ridge is relative to the largest eigenvalue, found first."""
-    return [Decomposition(count, "eigvalsh", d, d), *_root(count, d)]
 
 
 def _eigenbasis(count: int, d: int) -> Work:
@@ -151,7 +146,7 @@ class Method:
 METHODS: dict[str, Method] = {
     "GoMuon": Method(_matched_polar, _root, captures=True),
     "Muon": Method(_matched_polar),
-    "Shampoo": Method(_preconditioned, _ridge_root),
+    "Shampoo": Method(_preconditioned, _root),
     "KFAC": Method(_natural_gradient, _eigenbasis, captures=True),
 }
 

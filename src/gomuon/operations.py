@@ -46,7 +46,6 @@ def _svd_flops(m: int, n: int) -> int:
 # Golub & Van Loan, Matrix Computations, 4th edition, sections 4.2, 8.3 and 8.6.
 DECOMPOSITIONS: dict[str, Callable[[int, int], int]] = {
     "eigh": lambda n, _: 9 * n**3,
-    "eigvalsh": lambda n, _: 4 * n**3 // 3,
     "svd": _svd_flops,
 }
 
