@@ -212,6 +212,8 @@ def test_ctrl_c_stops_cleanly_and_the_same_command_continues(tmp_path: Path) -> 
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        # Tests that run in the background may have been told to ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     folders = [tmp_path / "out" / "runs" / name for name in ("go-muon-s0", "adamw-s0")]
     deadline = time.monotonic() + 60
