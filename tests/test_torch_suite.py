@@ -49,7 +49,8 @@ def test_errors(info: Any) -> None:
 @EVERY_WAY
 def test_goes_in_the_right_direction(info: Any, bare: bool) -> None:
     for one in problems(info, bare):
-        losses = one.train(40)  # Shampoo's own rate overshoots here at first
+        # Shampoo's own rate overshoots here at first, in float64 as well.
+        losses = one.train(40 if info.name == "Shampoo" else 20)
         assert losses[-1] < losses[0], one.optimizer.defaults
 
 

@@ -3,9 +3,7 @@
 Nothing here knows of factors, shrinkage or optimizers; how a moment comes about: see `probes`.
 """
 
-import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,21 +13,9 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gomuon.holdings import is_sharded
-from gomuon.probes import (
-    Moment,
-    Probe,
-    Shape,
-    Tap,
-    Term,
-    add,
-    backward_pass,
-    gradient,
-    in_backward,
-    leaf,
-    unscaled,
-    working_dtype,
-)
+from gomuon.probes import Moment, Probe, Shape, Tap, add, in_backward, unscaled, working_dtype
 from gomuon.readers import Reader
+from gomuon.windows import Window
 
 
 @dataclass(frozen=True)
@@ -43,63 +29,6 @@ class Statistics:
     gradients: Moment | None
 
 
-class Reading:
-    """One input tensor of one forward pass, and the layers that read it.
-
-    The first reader the backward pass comes to forms the moment. Every reader's tap counts its own
-    rows, so that a reader the loss did not reach, or a pass that was only a recomputation, counts
-    for nothing.
-    """
-
-    def __init__(self, leader: "LayerHook", x: Tensor) -> None:
-        self.leader = leader  # who read it first
-        self.former: LayerHook | None = None  # who forms its moment
-        self._pass: int | None = None  # the backward pass in which that was settled
-        self.total = leaf(leader.dtype, x.device, *leader.shapes[0])
-        self.counts: dict[LayerHook, Tensor] = {}
-
-    def forms(self, reader: "LayerHook") -> bool:
-        """Whether it is this reader who forms the moment; the first one asked does.
-
-        A pass that ended and delivered nothing, as of `torch.autograd.grad`, settles nothing.
-        """
-        now = backward_pass()
-        if self.former is None or (self.total.grad is None and now != self._pass):
-            self.former, self._pass = reader, now
-        return self.former is reader
-
-    def count_of(self, reader: "LayerHook") -> Tensor:
-        """The reader's counting probe."""
-        return self.counts.setdefault(reader, leaf(torch.float64, self.total.device))
-
-    @property
-    def filled(self) -> bool:
-        return self.total.grad is not None
-
-    @property
-    def times(self) -> dict["LayerHook", float]:
-        """How often each reader's backward passed over the rows, relative to the former's."""
-        counts = {hook: c.grad for hook, c in self.counts.items() if c.grad is not None}
-        rows = float(counts[self.former]) if self.former in counts else 0.0
-        return {hook: float(count) / rows for hook, count in counts.items()} if rows else {}
-
-    @property
-    def whole(self) -> Moment:
-        """Its moment, once the backward pass has been there."""
-        assert self.former is not None
-        count = gradient(self.counts[self.former])
-        return Moment(gradient(self.total), count, count)
-
-    def absorb(self, other: "Reading") -> None:
-        for mine, theirs in (
-            (self.total, other.total),
-            *((self.counts[hook], other.counts[hook]) for hook in other.times),
-        ):
-            assert mine.grad is not None
-            assert theirs.grad is not None
-            mine.grad.add_(theirs.grad)
-
-
 @dataclass(frozen=True)
 class Watched:
     """A module to hook: how it is read, and the shapes of its two moments."""
@@ -108,104 +37,6 @@ class Watched:
     reader: Reader
     inputs: Shape
     gradients: Shape
-
-
-class Window:
-    """The gate shared by a group's hooks, and what came in while it stood open."""
-
-    def __init__(self) -> None:
-        self.open = False  # for some of the hooks at least
-        self._mask: Tensor | None = None
-        self._last_mask: Tensor | None = None
-        self._delivered = False  # by a backward pass, to some reading
-        self._readings: dict[LayerHook, list[Reading]] = {}  # by leader
-        self._inputs: dict[int, tuple[weakref.ref[Tensor], int, Reading]] = {}
-
-    def reading_of(self, x: Tensor, hook: "LayerHook") -> Reading:
-        """The reading of x that `hook` takes part in; it leads it if nobody else does."""
-        known = self._inputs.get(id(x))
-        # The same object, still alive and not written to since: q, k and v of one attention. Who
-        # has led a reading of x leads again, so that checkpointing's second pass saves the same.
-        if (
-            known is not None
-            and known[0]() is x
-            and known[1] == x._version
-            and known[2].leader is not hook
-            and known[2].leader.reader == hook.reader
-            and known[2] in self._readings.get(known[2].leader, ())  # not forgotten, nor folded
-        ):
-            return known[2]
-        reading = Reading(hook, x)
-        self._inputs[id(x)] = (weakref.ref(x), x._version, reading)
-        self._readings.setdefault(hook, []).append(reading)
-        return reading
-
-    def forms(self, reading: Reading, hook: "LayerHook") -> bool:
-        """Asked by backward: whether this hook is to form the reading's moment."""
-        self._delivered = True
-        return reading.forms(hook)
-
-    def shares(self) -> dict["LayerHook", list[Term]]:
-        """Of every finished reading its moment, and how often each hook's sum contains it."""
-        shares: dict[LayerHook, list[Term]] = {}
-        for reading in (reading for led in self._readings.values() for reading in led):
-            if reading.filled and (times := reading.times):
-                whole = reading.whole
-                for hook, often in times.items():
-                    shares.setdefault(hook, []).append((whole, often))
-        return shares
-
-    def fold(self, leader: "LayerHook") -> None:
-        """Merge finished readings of the same readers, to bound memory."""
-        led = self._readings.get(leader, [])
-        filled = [reading for reading in led if reading.filled]
-        for i, reading in enumerate(filled):
-            older = next((r for r in filled[:i] if r in led and r.times == reading.times), None)
-            if older is not None:
-                older.absorb(reading)
-                led.remove(reading)
-
-    def forget_sums_of(self, hook: "LayerHook") -> None:
-        """Drop what was delivered to readers none of whom has a gradient any more, hook first."""
-
-        def stale(reading: Reading) -> bool:
-            readers = reading.counts
-            return reading.filled and hook in readers and all(r.was_zeroed for r in readers)
-
-        if self._delivered:
-            self._keep_readings(lambda reading: not stale(reading))
-
-    def forget_sums(self) -> None:
-        """Drop what backward passes delivered; forward passes still awaiting theirs stay."""
-        self._keep_readings(lambda reading: not reading.filled)
-        self._delivered = False
-
-    def _keep_readings(self, wanted: Callable[[Reading], bool]) -> None:
-        for leader, led in self._readings.items():
-            self._readings[leader] = [reading for reading in led if wanted(reading)]
-
-    @contextmanager
-    def masked(self, mask: Tensor) -> Iterator[None]:
-        self._mask = mask
-        try:
-            yield
-        finally:
-            self._mask = None
-
-    def mask_now(self) -> Tensor | None:
-        """The mask of this forward pass; of a recomputation in the backward pass, the last one."""
-        recomputed = not torch.compiler.is_compiling() and in_backward()
-        return self._last_mask if recomputed else self._mask
-
-    def remember_mask(self) -> None:
-        """Noted at every forward pass of its own, for its recomputation."""
-        self._last_mask = self._mask
-
-    def clear(self) -> None:
-        self._readings.clear()
-        self._inputs.clear()
-        self._delivered = False
-        self._last_mask = self._mask
 
 
 class LayerHook:

@@ -39,9 +39,13 @@ def decompose(routine: Callable[[Tensor], Decomposition], X: Tensor) -> tuple[Te
             raise DecompositionError(message) from second
 
 
+def has_float64(X: Tensor) -> bool:
+    return X.device.type != "mps"
+
+
 def widened(X: Tensor) -> Tensor:
     """X in float64, where the device has it."""
-    return X if X.device.type == "mps" else X.double()
+    return X.double() if has_float64(X) else X
 
 
 def _is_finite(X: Tensor) -> bool:

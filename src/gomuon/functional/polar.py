@@ -8,7 +8,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from gomuon.functional.linalg import decompose, over_batch
+from gomuon.functional.linalg import decompose, has_float64, over_batch
 from gomuon.functional.products import symmetric_product
 
 PolarMethod = Literal["svd", "canonical", "gram", "polar-express", "auto"]
@@ -159,8 +159,8 @@ def _unit(X: Tensor) -> Tensor:
 def _auto(X: Tensor) -> Tensor:
     if X.device.type == "cpu":
         return _by_gram(X)
-    has_float64, more = X.device.type != "mps", _further_steps(min(X.shape[-2:]))
-    return _polar_express(X, _STEPS + more, _WIDE_STEPS + more if has_float64 else 0)
+    more = _further_steps(min(X.shape[-2:]))
+    return _polar_express(X, _STEPS + more, _WIDE_STEPS + more if has_float64(X) else 0)
 
 
 _METHODS = {
