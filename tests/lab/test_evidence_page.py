@@ -166,13 +166,21 @@ def test_the_race_ranks_by_the_mean_and_says_what_was_picked(whole: Path, page: 
     assert f"{titles.get(ranked[0], 'Go-MUON input only')} is first:" in section
 
 
-def test_a_race_of_grok_steps_counts_those_that_never_do(page: str) -> None:
+def test_a_race_of_grok_steps_counts_those_that_never_do(whole: Path, page: str) -> None:
     section = part(page, "Modular addition")
     (adamw,) = [row for rank in "1234" for row in rows_of(section, rank) if row[1] == "AdamW"]
     assert adamw[5:9] == ["over 300", "over 600", "–", "0 of 3"]
+    assert adamw[9] == "–", "what never grokked cannot lose it again"
     assert adamw[-3:] == ["never"] * 3
     (go,) = [row for rank in "1234" for row in rows_of(section, rank) if row[1] == "Go-MUON"]
-    assert go[8] == "3 of 3"
+    runs = [result(whole / "race-grokking", f"go-muon-s{seed}") for seed in (101, 102, 103)]
+    below = sum(len(run["retention_failures"]) for run in runs)
+    later = sum((600 - run["grok_step"]) // 10 for run in runs)
+    ending = statistics.fmean(run["final_test_accuracy"] for run in runs)
+    assert go[8:11] == ["3 of 3", f"{below} of {later}", f"{100 * ending:.1f} %"]
+    muon = [result(whole / "race-grokking", f"muon-s{seed}") for seed in (101, 102, 103)]
+    certain = all(run["grok_step"] is not None for run in muon)
+    assert ("against Muon" in section) == certain, "no column for what cannot be compared"
     assert "Go-MUON groks in 3 of 3 runs; " in section
 
 

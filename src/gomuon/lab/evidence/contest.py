@@ -12,6 +12,7 @@ from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.reading import (
     Evidence,
     Study,
+    below_again,
     grokked_at,
     held_out_at_end,
     score,
@@ -33,12 +34,14 @@ class Place:
             counts as one update more than it made, one that diverged as infinite.
         grokked: in how many runs it grokked; None for the corpora.
         accuracy: held-out accuracy at the end, by which ties are broken.
+        below: evaluations below 99 % after a run had grokked, and all evaluations after that.
     """
 
     arm: ArmView
     values: tuple[float, ...]
     grokked: int | None = None
     accuracy: float = 0.0
+    below: tuple[int, int] = (0, 0)
 
     @property
     def mean(self) -> float:
@@ -67,7 +70,9 @@ def _place(study: Study, arm: ArmView) -> Place:
         return Place(arm, values)
     grokked = sum(grokked_at(run) is not None for run in runs)
     finals = [held_out_at_end(run) or 0.0 for run in runs]
-    return Place(arm, values, grokked, math.fsum(finals) / len(finals))
+    again = [below_again(run) for run in runs]
+    below = sum(len(failures) for failures, _ in again), sum(later for _, later in again)
+    return Place(arm, values, grokked, math.fsum(finals) / len(finals), below)
 
 
 def section(evidence: Evidence) -> list[str]:
@@ -126,16 +131,21 @@ def _table(places: list[Place], sweep: Study | None, race: Study) -> str:
     grokking = race.campaign.task == "grokking"
     control = next((place for place in places if place.arm.optimizer == CONTROL), None)
     heads = ["rank", "method", "rate", "momentum", "edge of its grid", "in the sweep"]
-    heads += (
-        ["grok step, mean", "95 % interval", "grokked"] if grokking else ["mean", "95 % interval"]
-    )
-    heads += ["against Muon", "95 % interval", *(f"seed {s}" for s in race.campaign.seeds)]
+    if grokking:
+        heads += ["grok step, mean", "95 % interval", "grokked"]
+        heads += ["evaluations after, below 99 %", "held out at the end"]
+    else:
+        heads += ["mean", "95 % interval"]
+    compared = [_against(place, control) for place in places]
+    comparable = any(cell != w.ABSENT for cells in compared for cell in cells)
+    heads += ["against Muon", "95 % interval"] if comparable else []
+    heads += [f"seed {s}" for s in race.campaign.seeds]
     rows = []
     for rank, place in enumerate(places, start=1):
         row = [str(rank), text(place.name), f"{place.arm.rate:g}"]
         row += [_momentum(place), _edge(sweep, place), _swept(sweep, place)]
         row += _mean(place, grokking, race.campaign.steps)
-        row += _against(place, control)
+        row += compared[rank - 1] if comparable else []
         row += [_value(value, place, race) for value in place.values]
         rows.append(row)
     return table(heads, rows, left=2)
@@ -177,15 +187,16 @@ def _swept(sweep: Study | None, place: Place) -> str:
 def _mean(place: Place, grokking: bool, steps: int) -> list[str]:
     seeds = len(place.values)
     if not math.isfinite(place.mean):
-        return [n.DIVERGED, w.ABSENT, *(["0 of " + str(seeds)] if grokking else [])]
+        return [n.DIVERGED, w.ABSENT, *([f"0 of {seeds}", w.ABSENT, w.ABSENT] if grokking else [])]
     found = n.estimate(place.values)
     if not grokking:
         return [w.loss(found.mean), n.plain_interval(found.low, found.high)]
-    share = f"{place.grokked} of {seeds}"
+    again = f"{place.below[0]} of {place.below[1]}" if place.grokked else w.ABSENT
+    ending = [f"{place.grokked} of {seeds}", again, w.accuracy(place.accuracy)]
     if not place.certain:
         bound = math.fsum(min(value, steps) for value in place.values) / seeds
-        return [f"over {bound:,.0f}", w.ABSENT, share]
-    return [f"{found.mean:,.0f}", n.plain_interval(found.low, found.high, 0), share]
+        return [f"over {bound:,.0f}", w.ABSENT, *ending]
+    return [f"{found.mean:,.0f}", n.plain_interval(found.low, found.high, 0), *ending]
 
 
 def _against(place: Place, control: Place | None) -> list[str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from gomuon.lab import wording as w
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.beside import figures_of
-from gomuon.lab.evidence.reading import Study, grokked_at, held_out_at_end
+from gomuon.lab.evidence.reading import Study, below_again, held_out_at_end
 from gomuon.lab.evidence.tables import table, text
 from gomuon.lab.experiments import EXPERIMENTS
 from gomuon.lab.runs import Run
@@ -82,12 +82,6 @@ def _end(runs: Sequence[Run]) -> str:
     return ", ".join(w.accuracy(held_out_at_end(run), 2) for run in runs) or n.NOT_RUN
 
 
-def _evaluations_after(run: Run) -> int:
-    """How many evaluations a run had after the one at which it grokked."""
-    every = run.config.evaluate_every
-    return ((run.result or {})["steps"] - (grokked_at(run) or 0)) // every
-
-
 def _retention(study: Study | None) -> str | None:
     """Which runs left the 99 % again after they had grokked."""
     if study is None:
@@ -95,9 +89,8 @@ def _retention(study: Study | None) -> str | None:
     lines = []
     for arm in study.campaign.arms:
         for run in arm.finished.values():
-            failures = (run.result or {}).get("retention_failures") or []
+            failures, later = below_again(run)
             if failures:
-                later = _evaluations_after(run)
                 lines.append(
                     f"{text(arm.title)} at {text(arm.group)} ({len(failures):,} of {later:,} later "
                     f"evaluations, last at update {failures[-1]:,})"

@@ -62,7 +62,7 @@ def percent_interval(low: float, high: float) -> str:
 def plain_interval(low: float, high: float, decimals: int = 5) -> str:
     if not (math.isfinite(low) and math.isfinite(high)):
         return w.ABSENT
-    return f"{low:.{decimals}f} to {high:.{decimals}f}"
+    return f"{low:.{decimals}f} to {high:.{decimals}f}".replace("-", "−")
 
 
 def amount(share: float) -> str:

@@ -123,6 +123,16 @@ def held_out_at_end(run: Run) -> float | None:
     return share
 
 
+def below_again(run: Run) -> tuple[list[int], int]:
+    """Where a run that grokked fell below 99 % again, and how often it was evaluated after."""
+    grokked = grokked_at(run)
+    if grokked is None:
+        return [], 0
+    result = run.result or {}
+    later = (result["steps"] - grokked) // run.config.evaluate_every
+    return list(result.get("retention_failures") or []), later
+
+
 def read_evidence(results: Path) -> dict[str, Study]:
     """Every campaign that is there, in the page's order."""
     return {
