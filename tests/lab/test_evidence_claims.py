@@ -131,8 +131,18 @@ def test_the_screen_and_the_fit(tmp_path: Path) -> None:
     found, why = verdict(tmp_path, 13, "grokking", grokked(steps))
     assert found == "qualified"
     assert "muon: 0.32 (paper 0.16), sums of grok steps 1,200 at 0.16 and 1,000 at 0.32" in why
+    assert "never" not in why
     fit, _ = claims.FURTHER[4].finding(read_evidence(tmp_path))
     assert fit == "reproduced"
+
+
+def test_the_screen_says_what_it_counts_for_a_run_that_never_groks(tmp_path: Path) -> None:
+    never = {"p103-muon-0.16": None, "p103-muon-0.32": None, "p107-muon-0.32": None}
+    steps = dict.fromkeys((arm.name for arm in EXPERIMENTS["grokking"].arms), 500) | never
+    found, why = verdict(tmp_path, 13, "grokking", grokked(steps))
+    assert found == "reproduced"
+    assert "sums of grok steps 5,501 at 0.16 and 10,002 at 0.32" in why
+    assert why.endswith("a run that never groks counts as 5,001")
 
 
 @pytest.mark.parametrize(

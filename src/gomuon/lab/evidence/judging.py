@@ -237,6 +237,8 @@ def screened(study: Study) -> Finding:
         + w.listing([f"{total:,} at {at}" for at, total in found[name]["scores"].items()])
         for name, rate in wanted.items()
     )
+    if any(run.result is not None and run.result["grok_step"] is None for run in study.runs):
+        reason += f"; a run that never groks counts as {study.campaign.steps + 1:,}"
     verdicts: tuple[Verdict, ...] = ("not reproduced", "qualified", "reproduced")
     return verdicts[len(same)], reason
 
