@@ -85,7 +85,8 @@ def arms_of(workload: str) -> set[str]:
 class Reading:
     """A bar with what was measured; `error` is absolute, None where it is not known.
 
-    `floor` is the ratio if the arm did nothing but its products and decompositions, see `floors`.
+    `floor` is the ratio if the arm did nothing but its polar factors, maps, roots and moments, see
+    `floors`.
     """
 
     bar: Bar

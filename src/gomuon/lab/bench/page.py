@@ -31,10 +31,11 @@ at one step goes later at the next. A slow moment of the machine so falls on all
 - **±**: the standard error over cycles, of both sides of the ratio as if they were independent,
   though slow moments are common to both; absent where there was one cycle. An optimizer that takes
   more than {allowance:.0f} s sits out after a whole cycle, unless a bar is about it.
-- **floor**: the ratio if our side did nothing but its matrix products and decompositions, each at
-  the best time it has alone in a core's caches, shared evenly among the cores: no elementwise work,
-  no AdamW, no waiting. Below it only other operations lead. Where both sides are ours, both do
-  nothing else: that is no bound, but what the ratio tends to as overhead goes away.
+- **floor**: the ratio if our side did nothing but the polar factors of its own sources, its maps,
+  roots and moments, each at the best time it has alone in a core's caches, shared evenly among the
+  cores: no momentum, no update, no AdamW, no waiting. Below it only other operations lead. Where
+  both sides are ours, both do nothing else: that is no bound, but what the ratio tends to as
+  overhead goes away.
 - **state**: bytes the optimizer holds between steps, over the bytes of the parameters.
 - **peak memory**: parameters, state and the most a whole step of a cycle allocates, over the same
   without an optimizer. From torch's allocation records of one thread; work space inside LAPACK is
@@ -56,8 +57,9 @@ its factor and root; symmetric products form one triangle; weights move through 
 through torch's fused kernel; and matrices are decomposed side by side, a thread for each core.
 Models of up to four million parameters compute the rest of their step on one core, since OpenMP's
 threads go on spinning for milliseconds after a parallel operation, on the very cores that
-decompositions need. How far a step is from its products and decompositions alone, the floors say:
-a bar below them asks for more than a better arrangement of exact polar factors and exact roots."""
+decompositions need. How far a step is from its polar factors, products and decompositions alone,
+the floors say: a bar below them asks for more than a better arrangement of exact polar factors and
+exact roots."""
 SCALING = """\
 The paper's architecture, one layer, as its width grows; then at one width, as layers are added. The
 exponent is the slope of log time over log size by least squares, ± its standard error."""

@@ -55,6 +55,7 @@ def measure(
         entries[name] |= _bytes(runners[name], workload.peak)
     for arm in omitted:
         entries[arm.name] = {**_facts(arm), "failed": OMITTED}
+    kernels = floors.measure(workload, {name: runners[name] for name in laps})
     parameters = sum(p.nbytes for p in model.parameters())
     return {
         "title": workload.title,
@@ -64,7 +65,7 @@ def measure(
         "parameters": sum(p.numel() for p in model.parameters()),
         "parameter_bytes": parameters,
         "bare_peak_bytes": parameters + _bare_peak(workload) if workload.peak else None,
-        "kernels": {kind: digits(taken) for kind, taken in floors.measure(workload).items()},
+        "kernels": {kind: digits(taken) for kind, taken in kernels.items()},
         "arms": entries,
     }
 
