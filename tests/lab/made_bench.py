@@ -40,6 +40,7 @@ def made_result(size: str = "full", **times: dict[str, float]) -> dict[str, Any]
         "size": size,
         "rate": 1e-3,
         "machine": {"system": "made", "processor": "made up", "cores": 2},
+        "vectors": "AVX2",
         "threads": 2,
         "versions": {"gomuon": "0", "torch": "0", "python": "0"},
         "commit": None,

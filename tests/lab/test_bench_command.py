@@ -102,6 +102,7 @@ def test_a_stopped_benchmark_continues(
         ({"size": "full"}, "size full there, quick here"),
         ({"format": 0}, "format 0 there, 1 here"),
         ({"machine": None}, "machine None there, "),
+        ({"vectors": "made of bfloat16"}, "vectors made of bfloat16 there, "),
     ],
 )
 def test_what_was_measured_otherwise_is_refused_and_kept(

@@ -47,10 +47,11 @@ ACCOUNT = """\
 An exact polar factor takes an eigendecomposition and three products in float64, which is what keeps
 it within 1e-5 of the float64 SVD at condition numbers up to 1e4; a float32 SVD costs about the same
 and does not. Five Newton–Schulz steps take products in float32 alone and leave singular values
-anywhere around one. Go-MUON adds two products on each side of the polar factor at every step, and
-on refresh steps a product per captured moment, inside forward+backward, and an eigendecomposition
-per factor. A factor as wide as the hidden layer of the MLP outweighs all of those as wide as the
-model, so at K = 1 most of the step is that.
+anywhere around one; torch Muon's are in bfloat16, quick on processors with units for it and many
+times slower than float32 on others. Go-MUON adds two products on each side of the polar factor at
+every step, and on refresh steps a product per captured moment, inside forward+backward, and an
+eigendecomposition per factor. A factor as wide as the hidden layer of the MLP outweighs all of
+those as wide as the model, so at K = 1 most of the step is that.
 
 What is done about it: equal shapes are stacked once and stay so; layers that read one tensor share
 its factor and root; symmetric products form one triangle; weights move through foreach and AdamW
@@ -95,7 +96,8 @@ def _facts(result: Mapping[str, Any]) -> dict[str, Any]:
         "allowance": trials.ALLOWANCE,
         "rate": result["rate"],
         "threads": f"{threads} thread{'' if threads == 1 else 's'}",
-        "where": f"{escape(result['machine']['processor'])}, {result['machine']['cores']} cores",
+        "where": f"{escape(result['machine']['processor'])}, {result['machine']['cores']} cores"
+        + (f", {escape(result['vectors'])}" if "vectors" in result else ""),
         "date": result["date"],
         "versions": ", ".join(f"{name} {escape(version)}" for name, version in versions.items()),
         "commit": f", commit {machine.short_commit(result['commit'])}" if result["commit"] else "",

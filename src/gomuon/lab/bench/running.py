@@ -192,11 +192,19 @@ def environment(size: Size) -> dict[str, Any]:
         "size": size,
         "rate": RATE,
         "machine": machine.facts(),
+        "vectors": vectors(),
         "threads": torch.get_num_threads(),
         "versions": versions(),
         "commit": machine.source_commit(),
         "source": source_digest(),
     }
+
+
+def vectors() -> str:
+    """What torch computes with; packages that multiply in bfloat16 depend on units for it."""
+    known = getattr(torch.cpu, "get_capabilities", dict)()  # newer than the oldest torch we take
+    units = known.get("avx512_bf16") or known.get("amx_bf16")
+    return torch.backends.cpu.get_cpu_capability() + (" with bfloat16" if units else "")
 
 
 @functools.cache
