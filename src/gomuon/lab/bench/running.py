@@ -202,7 +202,8 @@ def environment(size: Size) -> dict[str, Any]:
 
 def vectors() -> str:
     """What torch computes with; packages that multiply in bfloat16 depend on units for it."""
-    known = getattr(torch.cpu, "get_capabilities", dict)()  # newer than the oldest torch we take
+    # Newer than the oldest torch we take.
+    known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     units = known.get("avx512_bf16") or known.get("amx_bf16")
     return torch.backends.cpu.get_cpu_capability() + (" with bfloat16" if units else "")
 
