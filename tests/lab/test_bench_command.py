@@ -210,6 +210,7 @@ def test_a_page_says_the_same_from_memory_and_from_its_file(tmp_path: Path) -> N
     )
     (tmp_path / "bench.json").write_text(json.dumps(result, sort_keys=True))
     text = page.markdown(running.read(tmp_path), "f", "p")
+    assert "2 cores, AVX2" in text
     assert text == page.markdown(running.arranged(result), "f", "p")
     assert re.findall("^## The (\\w+) model", text, re.MULTILINE) == ["paper", "wide", "mlp"]
     assert "| 1 | paper: step, Go-MUON K=4 / torch Muon | 0.10 | 0.080 ± 0.011 | pass |" in text

@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
+
+from gomuon.lab.threads import on_threads
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
@@ -18,12 +19,8 @@ def peak_bytes(work: Callable[[], object]) -> int:
     From torch's own allocation records on the CPU. Work space inside LAPACK is not among them, nor
     the freeing of what was allocated before. They are kept for one thread, so there is only one.
     """
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with on_threads(1):
         return _recorded_peak(work)
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _recorded_peak(work: Callable[[], object]) -> int:

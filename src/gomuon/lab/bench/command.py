@@ -22,6 +22,7 @@ from gomuon.lab.display import clock
 from gomuon.lab.document import Table, cell
 from gomuon.lab.errors import LabError
 from gomuon.lab.flags import Folder, Switch, Whole, Words
+from gomuon.lab.threads import on_threads
 from gomuon.lab.workers import Interrupted
 
 REPORT = "report.md"
@@ -73,16 +74,12 @@ def bench(
     settings.check()
     folder = out or Path("runs") / ("bench-quick" if quick else "bench")
     console = Console()
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads or before)
     try:
-        with Progress(console) as progress:
+        with on_threads(threads or torch.get_num_threads()), Progress(console) as progress:
             command = spelled(settings, threads, out)
             result = running.run(settings, folder, command, progress, fresh=fresh)
     except KeyboardInterrupt:
         raise Interrupted("the finished parts are kept and the one under way begins anew") from None
-    finally:
-        torch.set_num_threads(before)
     show(result, console)
     write(result, folder)
     console.print(f"report: {folder / REPORT}", markup=False, highlight=False, soft_wrap=True)

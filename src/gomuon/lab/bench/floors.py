@@ -9,8 +9,7 @@ arrangement of the same operations gives.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +23,7 @@ from gomuon.functional.oracle import preconditioned
 from gomuon.inventory import inventory, readings
 from gomuon.lab.bench.measuring import Runner
 from gomuon.lab.bench.workloads import Workload
+from gomuon.lab.threads import on_threads
 from gomuon.operations import Operation, Product, Work
 from gomuon.stacks import Stack
 
@@ -39,7 +39,7 @@ def measure(workload: Workload, runners: Mapping[str, Runner]) -> dict[str, floa
     A kind of polar factor whose arm is not among the runners is left out.
     """
     found = {kind: sources(runners[arm]) for kind, arm in SOURCES.items() if arm in runners}
-    with _one_core():
+    with on_threads(1):
         known: dict[tuple[object, ...], float] = {}
         return {
             **{kind: _polar_seconds(stacks) for kind, stacks in found.items()},
@@ -63,7 +63,7 @@ def sources(runner: Runner) -> list[Tensor]:
 
 def parts(workload: Workload) -> dict[str, Work]:
     """What a step of Go-MUON multiplies and decomposes besides polar factors."""
-    model, settings = workload.make(), {**GoMuon.recipe.defaults, "polar": "gram"}
+    model, settings = workload.make(), GoMuon.recipe.defaults
     seen = readings(_Trained(model, workload), torch.empty(0))
     layers = inventory(model, GoMuon.recipe, settings, seen).layers
     work: dict[str, Work] = {"maps": [], "roots": [], "moments": []}
@@ -99,16 +99,6 @@ class _Trained(nn.Module):
 
     def forward(self, _: Tensor) -> Tensor:
         return self.workload.loss(self.model, self.workload.batches[0])
-
-
-@contextmanager
-def _one_core() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _polar_seconds(stacks: Sequence[Tensor]) -> float:

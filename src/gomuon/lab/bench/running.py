@@ -24,7 +24,7 @@ from gomuon.lab.errors import LabError
 
 FILE = "bench.json"
 FORMAT = 1
-OF_THE_LAB = ("memory.py", "models.py")  # what the benchmark takes from outside its folder
+OF_THE_LAB = ("memory.py", "models.py", "threads.py")  # used from outside its folder
 PACKAGES = ("heavyball", "pytorch_optimizer", "transformers", "scipy")
 # Matrices one by one, or bfloat16 without units for it: many seconds a step at this size. What they
 # cost shows on the other models.
