@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check bench evidence docs clean
+.PHONY: demo test check faults bench evidence docs clean
 
 demo: .venv/lab
 	$(BIN)/gomuon race --out demo
@@ -15,6 +15,10 @@ check: .venv/test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# Every campaign of faults, whole: about an hour. `make test` runs a few cases of each.
+faults: .venv/test
+	$(BIN)/python -m tests.faults --save
 
 # Measured in runs/bench, where a stopped one continues; the committed files stay until all is done.
 # What other code measured there is in the way: make bench BENCH=--fresh drops it.
