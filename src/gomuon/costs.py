@@ -30,6 +30,7 @@ class MatrixLayer:
         reads: equal for layers that read the same tensors; None for one nothing is captured of.
         grouped: moments come one per block of rows, as a grouped convolution's do.
         uses: rows the weight is used on in one forward pass, however long that is.
+        float64: the step computes in float64, else in float32.
     """
 
     name: str
@@ -41,6 +42,7 @@ class MatrixLayer:
     reads: Hashable | None = None
     grouped: bool = False
     uses: int = 1
+    float64: bool = False
 
     @property
     def blocks(self) -> int:
@@ -103,7 +105,8 @@ def maps_work(layer: MatrixLayer, left: bool, right: bool) -> Work:
 
 def _matched_polar(layer: MatrixLayer, known: tuple[bool, bool], settings: Settings) -> Work:
     """Products inside and outside the polar factor; without maps, the factor alone."""
-    work = polar_work(layer.blocks, layer.m, layer.n, settings["polar"])
+    method, float64 = settings["polar"], layer.float64
+    work = polar_work(layer.blocks, layer.m, layer.n, method, float64=float64)
     return 2 * maps_work(layer, *known) + work
 
 

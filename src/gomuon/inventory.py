@@ -90,6 +90,7 @@ def inventory(
                 reads=reads,
                 grouped=groups and spec.parts > 1,
                 uses=uses,
+                float64=entry.parameter.dtype == torch.float64,
             )
         )
     others = tuple(_rows(entry.parameter) for entry in table.treated("adamw"))

@@ -61,21 +61,25 @@ def symmetric(count: int, d: int, rows: int) -> Work:
     return [Product(count, min(block, d - begin), rows, d - begin) for begin in range(0, d, block)]
 
 
-POLAR_EXPRESS_STEPS = 16
+# Steps towards one and four that separate the null space off, in float32 and in float64.
+POLAR_EXPRESS_STEPS = {False: 18, True: 50}
 
 
-def polar_work(count: int, m: int, n: int, method: str) -> Work:
-    """The polar factor, as `functional.polar` computes it; `method` is not "auto"."""
+def polar_work(count: int, m: int, n: int, method: str, *, float64: bool = False) -> Work:
+    """The polar factor, as `functional.polar` computes it; `method` is not "auto".
+
+    Of well-conditioned matrices: others are polished by a few products more.
+    """
     short, long = min(m, n), max(m, n)
     if method == "polar-express":
-        steps = count * POLAR_EXPRESS_STEPS  # YYᵀ, its square, (bYYᵀ + c(YYᵀ)²)Y
+        steps = count * POLAR_EXPRESS_STEPS[float64]  # YYᵀ, its square, (bYYᵀ + c(YYᵀ)²)Y
         shapes = ((short, long, short), (short, short, short), (short, short, long))
         return [*(Product(steps, *shape) for shape in shapes)]
-    if method == "gram":  # of a well-conditioned float32 matrix: YᵀY, a test of it, Y·(V·λ^(−½)·Vᵀ)
-        return [
-            *symmetric(count, short, long),
-            Decomposition(count, "eigh", short, short),
-            Product(count, short, short, short),
-            Product(count, long, short, short),
-        ]
-    return [Decomposition(count, "svd", m, n), Product(count, m, short, n)]
+    if float64:
+        return [Decomposition(count, "svd", m, n), Product(count, m, short, n)]
+    return [  # through the Gram matrix: YᵀY, Y·(V·λ^(−½)·Vᵀ)
+        *symmetric(count, short, long),
+        Decomposition(count, "eigh", short, short),
+        Product(count, short, short, short),
+        Product(count, long, short, short),
+    ]

@@ -53,7 +53,7 @@ def matrix_cost(
     Roughly its FLOPs; only the proportions matter. `sides` says which of (left, right) have maps.
     """
     small, large = min(m, n), max(m, n)
-    # The rounds of "polar-express"; an SVD has fewer operations, but slower ones.
+    # About the rounds of "polar-express"; an SVD has fewer operations, but slower ones.
     step = 16 * (4 * large * small**2 + 2 * small**3)
     if refresh_every is None:
         return float(blocks * step)

@@ -6,5 +6,5 @@ too. A seed always makes the same case, so a failure is repeated with
 
     python -m tests.faults NAME --seed SEED
 
-`make faults` runs all of them whole and writes docs/faults.md; `make test` runs a few seeds of each.
+`make faults` runs all of them whole and keeps the counts; `make test` runs a few seeds of each.
 """

@@ -1,4 +1,4 @@
-"""`python -m tests.faults [NAME…] [--cases N] [--seed SEED]`: run campaigns, print and keep counts."""
+"""Run campaigns of faults, print their counts, and keep them if asked to."""
 
 import argparse
 import json

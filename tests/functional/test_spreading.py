@@ -64,9 +64,9 @@ def test_nobody_else_s_threads_are_touched() -> None:
 def test_decompositions_agree_with_one_thread() -> None:
     X = torch.randn(2, 3, 80, 72)
     S = X.mT @ X + torch.eye(72)
-    several = polar(X), polar(X, "gram"), inverse_root(S, 0.25)
+    several = polar(X), polar(X, "canonical"), inverse_root(S, 0.25)
     torch.set_num_threads(1)
-    alone = polar(X), polar(X, "gram"), inverse_root(S, 0.25)
+    alone = polar(X), polar(X, "canonical"), inverse_root(S, 0.25)
     for one, other in zip(several, alone, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
@@ -75,7 +75,7 @@ def test_an_error_in_a_thread_reaches_the_caller() -> None:
     X = torch.randn(4, 70, 70)
     X[2, 3, 4] = torch.nan
     with pytest.raises(DecompositionError, match="NaN"):
-        polar(X, "gram")
+        polar(X, "canonical")
 
     def fail(part: Tensor) -> tuple[Tensor]:
         raise torch.linalg.LinAlgError("no")

@@ -1,7 +1,7 @@
 """The support polar Q(C): a maximiser of ⟨C, U⟩ over ‖U‖_op ≤ 1 (Theorem 1)."""
 
 import math
-from functools import partial
+from functools import cache, partial
 from itertools import chain, repeat
 from typing import Literal, get_args
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from gomuon.functional.linalg import decompose, has_float64, over_batch
 from gomuon.functional.products import symmetric_product
 
-PolarMethod = Literal["svd", "canonical", "gram", "polar-express", "auto"]
+PolarMethod = Literal["svd", "canonical", "polar-express", "auto"]
 
 _svd = partial(torch.linalg.svd, full_matrices=False)
 
@@ -19,31 +19,39 @@ _svd = partial(torch.linalg.svd, full_matrices=False)
 def polar(X: Tensor, method: PolarMethod = "svd") -> Tensor:
     """Polar factor of X, the direction of Equation (1); X = 0 gives 0.
 
+    At full rank every method computes the same matrix. They differ in the null space of X, where
+    Theorem 1 leaves the choice open, and in how they compute.
+
     Args:
         X: [..., m, n], float32 or float64.
-        method: how it is computed.
+        method: which one, and how.
             "svd": UVᵀ of the compact SVD, the paper's choice. At rank deficiency it completes the
-            null space to a semi-orthogonal matrix.
-            "canonical": the null space set to zero. Equal to "svd" at full rank. Singular values
-            below max(m, n)·ε·σ₁ count as zero; roundoff of ill-conditioned maps may exceed that.
-            "gram": X(XᵀX)^(−1/2) through float64, for float32 matrices; more accurate than their
-            SVD wherever it applies, and quicker when X is far from square. Matrices whose condition
-            number exceeds about 1e6 go to "svd" instead.
-            "polar-express": sixteen steps of matrix products in X's precision, for accelerators.
-            Singular values below about 1e-6 of ‖X‖_F stay below one.
-            "auto": "gram" on the CPU; elsewhere "polar-express" with its first products in float64,
-            where the device has it, and as many steps as the size asks for. Within 1e-5 of the
-            float64 SVD up to a condition number of 1e4.
+            null space to a semi-orthogonal matrix, and rounding decides how.
+            "canonical": the null space is left alone: singular values below 32·ε·σ₁, which is what
+            rounding makes of a zero, give zero. ε is the precision of X's dtype.
+            "polar-express": "canonical" by matrix products alone, in X's precision. Singular values
+            near the threshold give something between zero and one.
+            "auto": "canonical" on the CPU; elsewhere "polar-express", with its first products in
+            float64 where the device has it.
+
+            "svd", "canonical" and "auto" are within 1e-5 of a float64 SVD up to a condition number
+            of 1e4 for float32. They go through the float64 Gram matrix, which keeps more of the
+            small singular values than a float32 SVD; where it does not keep enough, "svd" takes a
+            LAPACK SVD.
 
     Raises:
+        TypeError: X is not a tensor.
         ValueError: X is not a floating matrix, or the method is unknown.
-        DecompositionError: the SVD failed, in float64 too.
+        DecompositionError: X is not finite, or the decomposition failed, in float64 too.
     """
-    if X.ndim < 2 or X.dtype not in (torch.float32, torch.float64):
+    if not isinstance(X, Tensor):
+        raise TypeError(f"polar needs a tensor X, got {type(X).__name__}")
+    if X.ndim < 2 or X.dtype not in (torch.float32, torch.float64) or X.layout != torch.strided:
         raise ValueError(
-            f"polar needs a float32 or float64 tensor [..., m, n], got {X.dtype} {tuple(X.shape)}"
+            "polar needs a dense float32 or float64 tensor X [..., m, n], got "
+            f"{X.dtype} {tuple(X.shape)}"
         )
-    if method not in get_args(PolarMethod):
+    if not isinstance(method, str) or method not in _METHODS:
         raise ValueError(f"polar method must be one of {get_args(PolarMethod)}, got {method!r}")
     if not X.numel():
         return torch.zeros_like(X)
@@ -51,20 +59,40 @@ def polar(X: Tensor, method: PolarMethod = "svd") -> Tensor:
     return over_batch(lambda part: (compute(part),), X)[0]
 
 
-def _by_svd(X: Tensor) -> Tensor:
-    U, _, Vh = decompose(_svd, X)
-    # LAPACK returns unit vectors for the zero matrix; the paper defines D₀ = 0 there.
-    return (U @ Vh) * (X != 0).any(dim=(-2, -1), keepdim=True)
+# ---- the null space ------------------------------------------------------------------------------
+
+# What rounding leaves of a zero singular value, over ε·σ₁. Measured on a GPT with LayerNorm, whose
+# gradients lack one rank: at most 9 behind the maps, in float32.
+_ROUNDOFF = 32
+
+
+def _null_below(dtype: torch.dtype) -> float:
+    """Singular values below this share of the largest belong to the null space."""
+    return _ROUNDOFF * torch.finfo(dtype).eps
+
+
+# ---- by SVD --------------------------------------------------------------------------------------
+
+
+def _completed(X: Tensor) -> Tensor:
+    return _by_svd(X) if X.dtype == torch.float64 else _by_gram(X, complete=True)
 
 
 def _canonical(X: Tensor) -> Tensor:
+    # The Gram squares the condition number, and there is no dtype wider than float64.
+    return _by_svd(X, complete=False) if X.dtype == torch.float64 else _by_gram(X, complete=False)
+
+
+def _by_svd(X: Tensor, *, complete: bool = True) -> Tensor:
     U, sigma, Vh = decompose(_svd, X)
-    # Singular values at roundoff scale belong to the null space (the usual numerical rank).
-    floor = sigma[..., :1] * max(X.shape[-2:]) * torch.finfo(X.dtype).eps
-    return (U * (sigma > floor).to(X.dtype).unsqueeze(-2)) @ Vh
+    if complete:
+        # LAPACK returns unit vectors for the zero matrix; the paper defines D₀ = 0 there.
+        return (U @ Vh) * (X != 0).any(dim=(-2, -1), keepdim=True)
+    present = sigma > sigma[..., :1] * _null_below(X.dtype)
+    return (U * present.to(X.dtype).unsqueeze(-2)) @ Vh
 
 
-# ---- through the Gram matrix -------------------------------------------------------------------
+# ---- through the Gram matrix, for float32 ------------------------------------------------------
 
 # 1/κ², the ratio of the Gram's extreme eigenvalues, decides how far float64 carries:
 _FLOAT32_SUFFICES = 1e-3  # above, the last product may be in float32: it costs less than 4e-6
@@ -73,31 +101,39 @@ _GRAM_LIMIT = 1e-12  # below, too little is left of the smallest singular values
 _AT_ONCE = 2**25  # elements that are held in float64 at a time
 
 
-def _by_gram(X: Tensor) -> Tensor:
-    if X.dtype == torch.float64:
-        return _by_svd(X)  # the Gram squares the condition number, and there is no wider dtype
+def _by_gram(X: Tensor, *, complete: bool) -> Tensor:
     wide = X.shape[-2] < X.shape[-1]
     tall = (X.mT if wide else X).reshape(-1, max(X.shape[-2:]), min(X.shape[-2:]))
     pieces = tall.split(max(1, _AT_ONCE // max(1, tall[0].numel())))
-    Q = torch.cat([_gram_route(piece) for piece in pieces])
+    Q = torch.cat([_gram_route(piece, complete) for piece in pieces])
     return (Q.mT if wide else Q).reshape(X.shape)
 
 
-def _gram_route(X: Tensor) -> Tensor:
-    """X(XᵀX)^(−1/2), [b, m, n] with m ≥ n; UVᵀ where the Gram does not hold enough of X."""
+def _gram_route(X: Tensor, complete: bool) -> Tensor:
+    """X(XᵀX)^(−1/2), [b, m, n] with m ≥ n, the inverse taken where the Gram is not null.
+
+    `complete` takes UVᵀ instead where the Gram does not hold enough of X.
+    """
     Y = X.double()
     values, V = decompose(torch.linalg.eigh, symmetric_product(Y))
-    ratio = values[:, 0] / values[:, -1]
-    usable = ratio > _GRAM_LIMIT  # not so for NaN, which 0/0 gives
-    root = (V * values.clamp_min(torch.finfo(values.dtype).tiny).rsqrt().unsqueeze(-2)) @ V.mT
-    if bool((ratio > _FLOAT32_SUFFICES).all()):
+    smallest = values[:, 0] / values[:, -1]
+    lengths = values.clamp_min(torch.finfo(values.dtype).tiny).rsqrt()
+    if not complete:
+        # Squared, the threshold of float32 lies above what float64 still holds of the Gram.
+        present = values > values[:, -1:] * _null_below(X.dtype) ** 2
+        lengths = lengths * present
+        ratios = torch.where(present, values / values[:, -1:], 1.0)
+        smallest = ratios.amin(-1)
+    root = (V * lengths.unsqueeze(-2)) @ V.mT
+    if bool((smallest > _FLOAT32_SUFFICES).all()):
         return X @ root.float()
+    usable = smallest > _GRAM_LIMIT  # not so for NaN, which 0/0 gives
     Q = (Y @ root).float()
     for limit in _POLISHED_BELOW:
-        rough = usable & (ratio < limit)
+        rough = usable & (smallest < limit)
         if bool(rough.any()):
             Q[rough] = _newton_schulz(Q[rough])
-    if not bool(usable.all()):
+    if complete and not bool(usable.all()):
         Q[~usable] = _by_svd(X[~usable])
     return Q
 
@@ -122,28 +158,50 @@ _POLAR_EXPRESS = (
 _LIMIT = (1.875, -1.25, 0.375)
 
 
-_STEPS = 16  # enough for singular values of 3e-6 and more: condition 1e4 up to a side of 1024
+# An odd quintic with p(0) = p'(0) = p'(1) = 0 and p(1) = 1: what is below .816 falls to zero, what
+# is above rises to one.
+_SEPARATING = (0.0, 2.5, -1.5)
+_SEPARATING_STEPS = 4
+_SEPARATED_AT = math.sqrt(2 / 3)
 _WIDE_STEPS = 8  # by then singular values of 1e-5 have grown to .1, and float32 holds them
 
 
-def _further_steps(side: int) -> int:
-    """‖X‖_F grows with the square root of the smaller side, and a step makes up for 1.875."""
-    return max(0, math.ceil(math.log(max(side, 1) / 1024) / (2 * math.log(_LIMIT[0]))))
+@cache
+def _steps_to(floor: float) -> int:
+    """Steps that carry a singular value of `floor` to where the null space is separated off."""
+    sigma = floor
+    for step, (a, b, c) in enumerate(chain(_POLAR_EXPRESS, repeat(_LIMIT))):
+        if sigma >= _SEPARATED_AT:
+            return step
+        sigma = a * sigma + b * sigma**3 + c * sigma**5
+    raise AssertionError("unreachable")
 
 
-def _polar_express(X: Tensor, steps: int = _STEPS, wide_steps: int = 0) -> Tensor:
+def _polar_express(X: Tensor, wide_steps: int = 0) -> Tensor:
+    """Polar Express, then the null space separated off; the first steps in float64 if asked for."""
     tall = X.shape[-2] > X.shape[-1]
     Y = X.mT if tall else X  # the Gram matrix is then the smaller one
     Y = _unit(Y.double() if wide_steps else Y)  # dividing in float32 would cost ε·κ already
-    for step, (a, b, c) in zip(range(steps), chain(_POLAR_EXPRESS, repeat(_LIMIT)), strict=False):
-        Y = _quintic(Y if step < wide_steps else Y.to(X.dtype), a, b, c)
+    steps = _steps_to(_null_below(X.dtype))
+    for step, coefficients in zip(
+        range(steps), chain(_POLAR_EXPRESS, repeat(_LIMIT)), strict=False
+    ):
+        Y = _quintic(Y if step < wide_steps else Y.to(X.dtype), *coefficients, rescaled=step == 0)
+    for _ in range(_SEPARATING_STEPS):
+        Y = _quintic(Y, *_SEPARATING)
     return Y.mT if tall else Y
 
 
-def _quintic(Y: Tensor, a: float, b: float, c: float) -> Tensor:
-    """aY + bYYᵀY + c(YYᵀ)²Y."""
+def _quintic(Y: Tensor, a: float, b: float, c: float, *, rescaled: bool = False) -> Tensor:
+    """aY + bYYᵀY + c(YYᵀ)²Y, of Y at length about one in the operator norm if `rescaled`."""
     gram = Y @ Y.mT
-    return a * Y + (b * gram + c * gram @ gram) @ Y
+    square = gram @ gram
+    if rescaled:
+        # (Σσ⁸)^(1/8) is at most k^(1/8) above σ₁, where ‖Y‖_F may be k^(1/2) above it.
+        length = torch.linalg.matrix_norm(square, keepdim=True).pow(0.25)
+        length = torch.where(length > 0, length, 1.0)
+        Y, gram, square = Y / length, gram / length**2, square / length**4
+    return a * Y + (b * gram + c * square) @ Y
 
 
 def _unit(X: Tensor) -> Tensor:
@@ -158,15 +216,13 @@ def _unit(X: Tensor) -> Tensor:
 
 def _auto(X: Tensor) -> Tensor:
     if X.device.type == "cpu":
-        return _by_gram(X)
-    more = _further_steps(min(X.shape[-2:]))
-    return _polar_express(X, _STEPS + more, _WIDE_STEPS + more if has_float64(X) else 0)
+        return _canonical(X)
+    return _polar_express(X, _WIDE_STEPS if has_float64(X) else 0)
 
 
 _METHODS = {
-    "svd": _by_svd,
+    "svd": _completed,
     "canonical": _canonical,
-    "gram": _by_gram,
     "polar-express": _polar_express,
     "auto": _auto,
 }

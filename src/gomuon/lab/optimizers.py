@@ -21,6 +21,8 @@ from gomuon.telemetry import Alignment as Counts
 ADAMW = "adamw"
 ADAMW_BETAS = (0.9, 0.95)
 ADAMW_RATE = 3e-3
+# The paper's polar factor, which completes the null space: every campaign under results/ used it.
+POLAR = "svd"
 
 # Peak matrix rates of tasks that want others than the recipes' own.
 RATES: dict[str, dict[str, float]] = {"grokking": {"muon": 0.16, ADAMW: 1e-2}}
@@ -136,7 +138,8 @@ def build(
                 model.parameters(), lr=lr, **{"betas": ADAMW_BETAS, "weight_decay": 0.0, **options}
             )
         kind: type[MatrixOptimizer] = getattr(gomuon, entry.recipe.name)
-        settings = {**entry.options, **options}
+        named = {"polar": POLAR} if "polar" in entry.recipe.defaults else {}
+        settings = {**named, **entry.options, **options}
         if entry.per_head:
             settings["specs"] = head_specs(entry.per_head, model)
         adamw = {"lr": adamw_lr, "betas": ADAMW_BETAS, "weight_decay": 0.0}

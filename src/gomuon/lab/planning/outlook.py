@@ -6,8 +6,6 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from gomuon.lab.errors import LabError
 from gomuon.lab.planning.forecast import Forecast, Ranks, forecast
 from gomuon.lab.planning.subject import Subject
@@ -79,8 +77,6 @@ def outlook(
         "polar": polar,
     }
     weight = next(subject.model.parameters()).dtype
-    if polar == "gram" and weight == torch.float64:
-        changes["polar"] = "svd"  # as `functional.polar` does: there is no wider dtype
     given = {name: value for name, value in changes.items() if value is not None}
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     if not chosen:

@@ -1,0 +1,153 @@
+"""Directions nobody's gradient asks for: the default polar factor leaves them alone.
+
+Beside a LayerNorm every gradient lacks a rank, and inputs that are always zero have no gradient at
+all. The paper's full-SVD polar factor completes such a null space, and rounding decides how.
+"""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import gomuon
+from gomuon.optimizer import MatrixOptimizer
+
+WIDTH, SYMBOLS = 12, 17
+DEAD = 8
+POLAR_METHODS = ("GoMuon", "Muon")
+
+
+def layer_norm_model(dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(0)
+
+    def block() -> nn.Module:
+        return nn.Sequential(
+            nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 3 * WIDTH), nn.GELU(), nn.Linear(3 * WIDTH, WIDTH)
+        )
+
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = block()
+
+        def forward(self, x: Tensor) -> Tensor:
+            y: Tensor = x + self.block(x)
+            return y
+
+    return nn.Sequential(
+        nn.Embedding(SYMBOLS, WIDTH),
+        Residual(),
+        Residual(),
+        nn.LayerNorm(WIDTH),
+        nn.Linear(WIDTH, SYMBOLS),
+    ).to(dtype)
+
+
+def batch(step: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(step)
+    x = torch.randint(0, SYMBOLS, (48,), generator=generator)
+    return x, (3 * x + step % 2) % SYMBOLS
+
+
+def trained(make: Callable[[nn.Module], MatrixOptimizer], pieces: int, steps: int) -> nn.Module:
+    """On whole batches, or on as many pieces of them."""
+    model = layer_norm_model()
+    optimizer = make(model)
+    for step in range(steps):
+        x, y = batch(step)
+        optimizer.zero_grad()
+        for xs, ys in zip(x.chunk(pieces), y.chunk(pieces), strict=True):
+            (F.cross_entropy(model(xs), ys) / pieces).backward()
+        optimizer.step()
+    return model
+
+
+def apart(one: nn.Module, other: nn.Module) -> float:
+    """The largest relative difference of a parameter."""
+    return max(
+        float(((p - q).norm() / q.norm().clamp_min(1e-30)).detach())
+        for p, q in zip(one.parameters(), other.parameters(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("method", POLAR_METHODS)
+def test_micro_batches_equal_their_union_beside_a_layer_norm(method: str) -> None:
+    def make(polar: str) -> Callable[[nn.Module], MatrixOptimizer]:
+        return lambda model: getattr(gomuon, method)(model, lr=0.02, polar=polar)
+
+    assert apart(trained(make("auto"), 1, 40), trained(make("auto"), 3, 40)) < 1e-10
+    # The completion is what rounding makes of it: this is why it is not the default.
+    assert apart(trained(make("svd"), 1, 40), trained(make("svd"), 3, 40)) > 1e-4
+
+
+def regression(polar: str | None) -> tuple[Tensor, float]:
+    """First weights and test loss of a net for which eight inputs are zero while it trains."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(24, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1)
+    )
+    first = model[0].get_parameter("weight")
+    start = first.detach().clone()
+    optimizer: torch.optim.Optimizer = (
+        torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
+        if polar is None
+        else gomuon.GoMuon(model, lr=0.02, polar=polar)  # type: ignore[arg-type]
+    )
+    generator = torch.Generator().manual_seed(1)
+
+    def rows(count: int, dead: float) -> tuple[Tensor, Tensor]:
+        x = torch.randn(count, 24, generator=generator)
+        y = x[:, :4].sum(1, keepdim=True).tanh()
+        x[:, -DEAD:] *= dead
+        return x, y
+
+    for _ in range(300):
+        x, y = rows(64, 0.0)
+        loss = F.mse_loss(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    x, y = rows(2000, 1.0)  # now the eight inputs show up
+    with torch.no_grad():
+        return first.detach() - start, float(F.mse_loss(model(x), y))
+
+
+def test_inputs_that_are_always_zero_keep_their_weights() -> None:
+    moved, loss = regression("auto")
+    assert float(moved[:, -DEAD:].norm()) < 1e-4 * float(moved.norm())
+    completed, completed_loss = regression("svd")
+    assert float(completed[:, -DEAD:].norm()) > 0.1 * float(completed.norm())
+    # What nobody asked for is in the prediction once such inputs show up.
+    _, adamw_loss = regression(None)
+    assert loss < 2 * adamw_loss
+    assert completed_loss > 2 * loss
+
+
+def test_a_dead_unit_keeps_its_weights() -> None:
+    """No gradient reaches a unit behind a ReLU that never opens."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)
+    )
+    first, second = (model[i].get_parameter("weight") for i in (0, 2))
+    with torch.no_grad():
+        model[0].get_parameter("bias")[3] = -100.0
+    start = first.detach().clone(), second.detach().clone()
+    optimizer = gomuon.GoMuon(model, lr=0.02, adamw={"lr": 0.0})
+    for step in range(9):
+        x = torch.randn(32, 8, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    assert float((first - start[0])[3].norm()) < 1e-5
+    assert float((second - start[1])[:, 3].norm()) < 1e-4
+    assert float((first - start[0]).norm()) > 0.1
+
+
+def test_the_graft_keeps_its_length_at_deficient_rank() -> None:
+    """‖D‖_F = √min(m, n) whatever the rank: fewer directions, each of them longer."""
+    D = gomuon.functional.polar(torch.diag(torch.tensor([3.0, 2.0, 0.0, 0.0])), "canonical")
+    assert float(D.norm()) == pytest.approx(2**0.5)
+    assert float(gomuon.functional.frobenius_graft(D).norm()) == pytest.approx(2.0)
