@@ -135,6 +135,55 @@ def test_groups_have_their_own(info: Any, key: str) -> None:
     assert not torch.equal(mixed[0], mixed[1])
 
 
+@EVERY_METHOD
+def test_a_groups_rate_counts_whatever_the_constructors(info: Any) -> None:
+    """As torch asks: learning under a constructor's rate of almost nothing, which others keep."""
+    if info.name == "MuonQK":
+        pytest.skip("its groups come from the model")
+    torch.manual_seed(0)
+    weight, bias = nn.Parameter(torch.randn(10, 5)), nn.Parameter(torch.randn(10))
+    irrelevant = nn.Parameter(torch.randn(2, 2))
+    before, x = irrelevant.detach().clone(), torch.randn(5)
+    rate = info.optim_cls.recipe.defaults["lr"]
+    optimizer = info.optim_cls(
+        [{"params": [weight, bias], "lr": rate}, {"params": [irrelevant]}], lr=1e-28
+    )
+    losses = []
+    for _ in range(20):
+        loss = (weight.mv(x) + bias).square().sum()
+        optimizer.zero_grad()
+        loss.backward()
+        irrelevant.grad = torch.rand_like(irrelevant)
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    torch.testing.assert_close(irrelevant.detach(), before)
+
+
+@EVERY_METHOD
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (3, 4, 2, 2), (5,)])
+def test_non_contiguous_parameters_equal_contiguous_ones(info: Any, shape: tuple[int, ...]) -> None:
+    """Bit for bit, every second element of a larger tensor, whose other half stays as it was."""
+    if info.name == "MuonQK":
+        pytest.skip("its groups come from the model")
+
+    def trained(memory: Tensor) -> Tensor:
+        parameter = nn.Parameter(memory[..., 0])
+        optimizer = info.optim_cls([parameter])
+        for step in range(6):
+            generator = torch.Generator().manual_seed(step)
+            parameter.grad = torch.randn(shape, generator=generator)
+            optimizer.step()
+        return parameter.detach()
+
+    torch.manual_seed(0)
+    memory = torch.randn(*shape, 2)
+    other_half = memory[..., 1].clone()
+    contiguous = trained(memory[..., :1].clone())
+    assert torch.equal(trained(memory), contiguous)
+    assert torch.equal(memory[..., 1], other_half)
+
+
 @EVERY_WAY
 def test_a_tensor_lr_is_the_same_lr(info: Any, bare: bool) -> None:
     """In place, as schedulers change it, too; and it stays a tensor that nobody writes to."""

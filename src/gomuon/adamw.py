@@ -12,36 +12,41 @@ from gomuon.probes import working_dtype
 
 
 def adamw_step(
-    parameters: Sequence[Tensor],
-    states: Sequence[dict[str, Any]],
-    group: Mapping[str, Any],
-    default_lr: float | Tensor,
+    parameters: Sequence[Tensor], states: Sequence[dict[str, Any]], group: Mapping[str, Any]
 ) -> None:
     """One update in place; moments are float32 or wider whatever the parameters' dtype.
 
-    In a group that mixes treatments `lr` is the matrices', and AdamW's moves in proportion to it.
+    In a group that mixes treatments `lr` is the matrices', and AdamW's moves in proportion to it:
+    it is its own where `lr` is `base_lr`.
     """
     settings = group["adamw"]
     lr, weight_decay = _number(group["lr"]), group["weight_decay"]
-    default_lr = _number(default_lr)
     if group["treatment"] != "adamw":
-        lr = settings["lr"] * (lr / default_lr if default_lr else 0.0)
+        lr = settings["lr"] * (lr / group["base_lr"])
         weight_decay = settings["weight_decay"]
     for parameter, state in zip(parameters, states, strict=True):
         if "exp_avg" not in state:
             dtype = working_dtype(parameter)
-            state["step"] = torch.zeros((), dtype=torch.float32)
+            # Counted on the host, whatever the default device is.
+            state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
             state["exp_avg"] = torch.zeros_like(parameter, dtype=dtype)
             state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=dtype)
-    rows = [local(parameter) for parameter in parameters]  # a shard, where sharded
-    wide = [parameter.to(working_dtype(parameter)) for parameter in rows]
+    kept = [local(parameter) for parameter in parameters]  # a shard, where sharded
+    means = [local(state["exp_avg"]) for state in states]
+    squares = [local(state["exp_avg_sq"]) for state in states]
+    written = [
+        (one, _plain(one, working_dtype(like)))
+        for tensors in (kept, means, squares)
+        for one, like in zip(tensors, kept, strict=True)
+    ]
+    plain = [copy for _, copy in written]
+    count, on_cpu = len(kept), all(parameter.device.type == "cpu" for parameter in kept)
     beta1, beta2 = settings["betas"]
-    on_cpu = all(parameter.device.type == "cpu" for parameter in rows)
     adamw(
-        wide,
-        [_gradient(p).to(working_dtype(p)) for p in parameters],
-        [local(state["exp_avg"]) for state in states],
-        [local(state["exp_avg_sq"]) for state in states],
+        plain[:count],
+        [_plain(_gradient(p), working_dtype(p)) for p in parameters],
+        plain[count : 2 * count],
+        plain[2 * count :],
         [],
         [state["step"] for state in states],
         # Fused kernels want their counters on the device, where ours are not, and foreach a number.
@@ -55,9 +60,14 @@ def adamw_step(
         eps=settings["eps"],
         maximize=False,
     )
-    for parameter, updated in zip(rows, wide, strict=True):
-        if updated is not parameter:
-            parameter.copy_(updated)
+    for original, copy in written:
+        if copy is not original:
+            original.copy_(copy)
+
+
+def _plain(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """In this precision, element after element: the fused kernel reads memory and no strides."""
+    return tensor.to(dtype).contiguous()
 
 
 def _number(lr: float | Tensor) -> float | Tensor:

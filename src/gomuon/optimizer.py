@@ -110,10 +110,6 @@ class MatrixOptimizer(SharingOptimizer):
             super().__init__(params, defaults)
             self._warn_uncaptured_construction()
 
-        if isinstance(self.defaults["lr"], Tensor):
-            # Schedulers write into the groups' tensor; what they are measured against must stay.
-            self.defaults["lr"] = self.defaults["lr"].clone()
-
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Show a recipe's own defaults in the signature of a class that adds no __init__."""
         super().__init_subclass__(**kwargs)
@@ -194,7 +190,7 @@ class MatrixOptimizer(SharingOptimizer):
         roll = self._roll(index, group)
         if roll.others:
             states = [self.state[parameter] for parameter in roll.others]
-            adamw_step(roll.others, states, group, self.defaults["lr"])
+            adamw_step(roll.others, states, group)
         group["step"] += bool(roll.key)
 
     def _update(self, stacks: Sequence[Stack], group: Mapping[str, Any]) -> None:
@@ -266,6 +262,8 @@ class MatrixOptimizer(SharingOptimizer):
 
         Besides the constructor's keywords a group may say `treatment`: "matrix", "adamw" (then `lr`
         and `weight_decay` are AdamW's) or "auto", the default: a matrix has two dimensions or more.
+        In an "auto" group AdamW's rate follows `lr` in proportion, and is its own where `lr` is
+        `base_lr`, by default what the group came with.
         """
         group = dict(param_group)  # the caller's stays as it is
         group.setdefault("treatment", "auto")
@@ -284,9 +282,12 @@ class MatrixOptimizer(SharingOptimizer):
         except ValueError:
             del self.param_groups[-1]
             raise
-        if isinstance(self.param_groups[-1]["lr"], Tensor):
+        added = self.param_groups[-1]
+        # A number: schedulers write into a tensor. Where nothing moves at first, the method's own.
+        added.setdefault("base_lr", float(added["lr"]) or self.recipe.defaults["lr"])
+        if isinstance(added["lr"], Tensor):
             # A view, so that whoever writes into the given tensor is heard.
-            self.param_groups[-1]["lr"] = self.param_groups[-1]["lr"].reshape(())
+            added["lr"] = added["lr"].reshape(())
         self._captures.append(Capture())
         if self._model is not None:
             specs = self._layer_specs(self._model)  # others' stay: a bias of theirs may be new here

@@ -76,6 +76,7 @@ STEP_LENGTH = (_one_of("sgd", "adagrad", "rmsprop", None), '"sgd", "adagrad", "r
 # name -> (check, what the message says was expected)
 CHECKS: Checks = {
     "lr": (_at_least_zero, "a finite number >= 0"),
+    "base_lr": (_positive, "a number > 0"),
     "momentum": (_decay, "a number in [0, 1)"),
     "alpha": (
         lambda value: _exponent(value) or _pair_of(_exponent)(value),
