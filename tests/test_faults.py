@@ -149,13 +149,31 @@ def test_a_skipped_step_never_happened() -> None:
         assert torch.equal(p, q)
 
 
-def test_large_finite_gradients_are_finite() -> None:
-    model = mlp(3, 4, 2, dtype=torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_gradients_whose_squares_do_not_overflow_are_fine(dtype: torch.dtype) -> None:
+    """A norm beyond float16 is no overflow: the step computes in float32."""
+    model = mlp(30, 40, 2, dtype=dtype)
     optimizer = Muon(model)
     for p in model.parameters():
-        p.grad = torch.full_like(p, 1e30)
+        p.grad = torch.full_like(p, 3e4 if dtype == torch.float16 else 1e15)
+    before = [p.detach().clone() for p in model.parameters()]
     optimizer.step()
-    assert all(p.isfinite().all() for p in model.parameters())
+    for p, old in zip(model.parameters(), before, strict=True):
+        assert p.isfinite().all()
+        assert not torch.equal(p, old)
+
+
+@pytest.mark.parametrize("large", [1e20, 1e38])
+def test_a_finite_gradient_whose_squares_overflow_is_refused(large: float) -> None:
+    model = mlp(3, 4, 2, dtype=torch.float32)
+    for method in (Muon, gomuon.SOAP):
+        optimizer = method(model)
+        for p in model.parameters():
+            p.grad = torch.full_like(p, large)
+        before = snapshot(model, optimizer)
+        with pytest.raises(NonFiniteGradientError, match=r"'0.weight' is so large \(1e\+"):
+            optimizer.step()
+        assert_unchanged(before, model, optimizer)
 
 
 class Unused(nn.Module):

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import gomuon
+from gomuon.functional import frobenius_graft
+from gomuon.functional.oracle import matched_direction_and_rank
 from gomuon.optimizer import MatrixOptimizer
 
 WIDTH, SYMBOLS = 12, 17
@@ -146,8 +148,27 @@ def test_a_dead_unit_keeps_its_weights() -> None:
     assert float((first - start[0]).norm()) > 0.1
 
 
-def test_the_graft_keeps_its_length_at_deficient_rank() -> None:
-    """‖D‖_F = √min(m, n) whatever the rank: fewer directions, each of them longer."""
-    D = gomuon.functional.polar(torch.diag(torch.tensor([3.0, 2.0, 0.0, 0.0])), "canonical")
-    assert float(D.norm()) == pytest.approx(2**0.5)
-    assert float(gomuon.functional.frobenius_graft(D).norm()) == pytest.approx(2.0)
+def test_the_grafts_length_is_the_polar_factors_own() -> None:
+    """√rank, as in Muon's own update: √min(m, n) would stretch the directions that are left."""
+    M = torch.diag(torch.tensor([3.0, 2.0, 0.0, 0.0]))
+    D, rank = matched_direction_and_rank(M, None, None, polar_method="canonical")
+    assert float(rank) == 2
+    torch.testing.assert_close(frobenius_graft(5 * D, rank), D)
+    assert float(frobenius_graft(D).norm()) == pytest.approx(2.0)  # the paper's, at full rank
+    assert float(matched_direction_and_rank(torch.zeros(3, 4), None, None)[1]) == 0
+
+
+def test_one_row_moves_no_weight_further_than_muon_does() -> None:
+    """A batch of one row has a gradient of rank one."""
+    lengths = {}
+    for method in (gomuon.GoMuon, gomuon.Muon):
+        torch.manual_seed(0)
+        layer = nn.Linear(64, 64, bias=False)
+        before = layer.weight.detach().clone()
+        optimizer = method(layer, lr=0.1)
+        layer(torch.randn(1, 64)).square().mean().backward()
+        optimizer.step()
+        change = (layer.weight.detach() - before).double()
+        lengths[method] = float(torch.linalg.matrix_norm(change, ord=2))
+    assert lengths[gomuon.GoMuon] == pytest.approx(lengths[gomuon.Muon], rel=1e-4)
+    assert lengths[gomuon.Muon] == pytest.approx(0.1, rel=1e-4)

@@ -15,10 +15,9 @@ from gomuon.functional import (
     frobenius_graft,
     halfspace_direction,
     inside_only_direction,
-    matched_direction,
     polar,
 )
-from gomuon.functional.oracle import preconditioned
+from gomuon.functional.oracle import matched_direction_and_rank, preconditioned, rank_of
 from gomuon.stacks import Stack
 
 Group = Mapping[str, Any]
@@ -51,14 +50,14 @@ def heavy_ball(stack: Stack, group: Group) -> Tensor:
 
 def momentum_of_right_preconditioned(stack: Stack, group: Group) -> Tensor:
     """M ← βM + (1−β)·G P_A: the geometry enters before the average."""
-    return _lerp(preconditioned(stack.G, None, stack.map("right_map")), stack, group)
+    G = preconditioned(stack.G, None, stack.map("right_map"))
+    return _lerp(stack.usable(G, 0.0), stack, group)
 
 
 def whitened_momentum(stack: Stack, group: Group) -> Tensor:
     """M ← βM + (1−β)·P_B G P_A: momentum in whitened coordinates."""
-    return _lerp(
-        preconditioned(stack.G, stack.map("left_map"), stack.map("right_map")), stack, group
-    )
+    G = preconditioned(stack.G, stack.map("left_map"), stack.map("right_map"))
+    return _lerp(stack.usable(G, 0.0), stack, group)
 
 
 def adam_mean(stack: Stack, group: Group) -> Tensor:
@@ -82,9 +81,10 @@ def _heavy_ball(G: Tensor, stack: Stack, group: Group) -> Tensor:
 
 
 def matched_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
-    """D = P_B·polar(P_B X P_A)·P_A."""
+    """D = P_B·polar(P_B X P_A)·P_A, grafted if the group says so."""
     left, right = stack.map("left_map"), stack.map("right_map")
-    return matched_direction(X, left, right, polar_method=group["polar"])
+    D, rank = matched_direction_and_rank(X, left, right, polar_method=group["polar"])
+    return _grafted(D, rank, group)
 
 
 def matched_polar_own_length(X: Tensor, stack: Stack, group: Group) -> Tensor:
@@ -95,10 +95,11 @@ def matched_polar_own_length(X: Tensor, stack: Stack, group: Group) -> Tensor:
 
 
 def matched_polar_diagonal(X: Tensor, stack: Stack, group: Group) -> Tensor:
-    """D = P_B·polar(P_B X P_A)·P_A with diagonal maps."""
+    """D = P_B·polar(P_B X P_A)·P_A with diagonal maps, grafted if the group says so."""
     left, right = stack.map("left_scale"), stack.map("right_scale")
     both = torch.ones_like(X) if left is None or right is None else left * right
-    return both * polar(both * X, group["polar"])
+    Q = polar(both * X, group["polar"])
+    return _grafted(both * Q, rank_of(Q), group)
 
 
 def mapped_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
@@ -114,7 +115,8 @@ def plain_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
 
 def squared_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
     """D = polar(X/(√v + 1e-10)), v the average of X²."""
-    v = stack.memory("square").lerp_(X.square(), 1 - group["square_decay"])
+    v = stack.memory("square")
+    stack.remember(v, v.lerp(X.square(), 1 - group["square_decay"]))
     return polar(X / (v.sqrt() + 1e-10), group["polar"])
 
 
@@ -165,7 +167,8 @@ def grafted_preconditioning(X: Tensor, stack: Stack, group: Group) -> Tensor:
     if rule == "sgd":
         return _to_length(D, _length(X))
     kept, weight = (1.0, 1.0) if rule == "adagrad" else (0.999, 0.001)
-    square = stack.memory("square").mul_(kept).addcmul_(X, X, value=weight)
+    square = stack.memory("square")
+    stack.remember(square, square.mul(kept).addcmul_(X, X, value=weight))
     return _to_length(D, _length(X / (square.sqrt() + 1e-10)))
 
 
@@ -178,10 +181,16 @@ def rotated_adam(X: Tensor, stack: Stack, group: Group) -> Tensor:
     def rotate(Y: Tensor) -> Tensor:
         return preconditioned(Y, transposed[0], right)
 
-    v = stack.memory("square").lerp_(rotate(stack.G).square(), 1 - beta2)
+    v = stack.memory("square")
+    stack.remember(v, v.lerp(rotate(stack.G).square(), 1 - beta2))
     step = rotate(X) / (v.sqrt() + group["eps"])
     correction = math.sqrt(1 - beta2**s) / (1 - beta1**s)
     return correction * preconditioned(step, left, transposed[1])
+
+
+def _grafted(D: Tensor, rank: Tensor, group: Group) -> Tensor:
+    """‖D‖_F = √rank of the polar factor, √min(m, n) at full rank; None keeps the oracle's own."""
+    return frobenius_graft(D, rank) if group.get("graft") == "frobenius" else D
 
 
 def _length(X: Tensor) -> Tensor:
@@ -208,7 +217,8 @@ def kl_clip(pending: Iterable[Pending], group: Group, total: Total) -> Iterator[
     if group["kl_clip"] is not None:
         products = sum((stack.G * D).sum().double() for stack, _, D in waiting)
         change = (group["lr"] ** 2 * total(torch.as_tensor(products))).abs()
-        factor = (group["kl_clip"] / change).sqrt().nan_to_num(1.0).clamp(max=1.0)
+        # A sum that overflows is a change beyond any budget: nothing moves.
+        factor = (group["kl_clip"] / change).sqrt().nan_to_num(0.0, posinf=1.0).clamp(max=1.0)
     for stack, X, D in waiting:
         yield stack, X, factor * D
 
@@ -217,8 +227,8 @@ def kl_clip(pending: Iterable[Pending], group: Group, total: Total) -> Iterator[
 
 
 def muon_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
-    """√max(1, m/n)·D, grafted to ‖D‖_F = √min(m, n) first if asked for."""
-    return _aspect(D) * (frobenius_graft(D) if group.get("graft") == "frobenius" else D)
+    """√max(1, m/n)·D."""
+    return _aspect(D) * D
 
 
 def scaled_muon(D: Tensor, stack: Stack, group: Group) -> Tensor:

@@ -1,4 +1,4 @@
-"""Gradients that no update may be made of."""
+"""Gradients that no update can be made of."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -6,30 +6,51 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from gomuon.probes import working_dtype
 
-def nonfinite_gradients(gradients: Iterable[tuple[str, Tensor | None]]) -> str | None:
-    """Say which gradients hold NaN or infinity; None when all are finite.
+Gradients = Sequence[tuple[str, Tensor]]
+
+
+def dense_gradients(gradients: Iterable[tuple[str, Tensor | None]]) -> Gradients:
+    """Those there are, by name.
 
     Raises:
         ValueError: a gradient is sparse.
     """
-    named = [(name, g) for name, g in gradients if g is not None and g.numel()]
-    for name, gradient in named:
+    present = [(name, g) for name, g in gradients if g is not None and g.numel()]
+    for name, gradient in present:
         if gradient.layout != torch.strided:
             raise ValueError(f"the gradient of {name!r} is sparse; expected a dense one")
-    if not named:
+    return present
+
+
+def all_is_well(gradients: Gradients, lost: Sequence[Tensor]) -> bool:
+    """Whether every gradient is finite and no mask is set; waits for the device once."""
+    norms = torch._foreach_norm([gradient for _, gradient in gradients]) if gradients else []
+    signs = [norm.isfinite() for norm in norms] + [~mask.any() for mask in lost]
+    return not signs or bool(torch.stack([sign.to(signs[0].device) for sign in signs]).all())
+
+
+def unusable_gradients(gradients: Gradients) -> str | None:
+    """Say which gradients no update can be made of; None when all are good.
+
+    Those are NaN, infinity, and numbers so large that their squares overflow: no norm, no Gram
+    matrix and no second moment could be made of them.
+    """
+    # Half precision overflows where the step, which computes in float32, does not.
+    bad = [(name, g) for name, g in gradients if not _norm(g).isfinite()]
+    if not bad:
         return None
-    gradients_only = [gradient for _, gradient in named]
-    if _all_finite(torch._foreach_norm(gradients_only)):
-        return None
-    # Large finite gradients overflow the 2-norm; the largest entry is exact but slower.
-    largest = torch._foreach_norm(gradients_only, math.inf)
-    if _all_finite(largest):
-        return None
-    bad = [name for (name, _), norm in zip(named, largest, strict=True) if not norm.isfinite()]
     more = f", and those of {len(bad) - 1} more parameters" if len(bad) > 1 else ""
-    return f"the gradient of {bad[0]!r} holds NaN or infinity{more}"
+    name, gradient = bad[0]
+    largest = float(torch.linalg.vector_norm(gradient, math.inf))
+    if not math.isfinite(largest):
+        return f"the gradient of {name!r} holds NaN or infinity{more}"
+    dtype = str(working_dtype(gradient)).removeprefix("torch.")
+    return (
+        f"the gradient of {name!r} is so large ({largest:.3g}) that squares overflow {dtype}{more}"
+    )
 
 
-def _all_finite(norms: Sequence[Tensor]) -> bool:
-    return bool(torch.stack([norm.to(norms[0]) for norm in norms]).isfinite().all())
+def _norm(gradient: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(gradient, dtype=working_dtype(gradient))

@@ -18,7 +18,7 @@ from gomuon.checkpoints import Shapes
 from gomuon.consolidation import keep_count
 from gomuon.errors import GeometryWarning, NonFiniteGradientError, naming
 from gomuon.exchange import Matrix, OwnedLayer
-from gomuon.faults import nonfinite_gradients
+from gomuon.faults import all_is_well, dense_gradients, unusable_gradients
 from gomuon.functional.spreading import concurrently, cores_for_workers
 from gomuon.groups import (
     cut,
@@ -145,15 +145,31 @@ class MatrixOptimizer(SharingOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with self._full_precision(), self._cores():
+        with self._full_precision(), self._cores(), self._all_or_forgotten():
             if self._gradients_are_finite():
-                for index, group in enumerate(self.param_groups):
-                    self._step_matrices(index, group)
-                for index, group in enumerate(self.param_groups):
-                    self._step_others(index, group)
+                rolls = [self._roll(index, group) for index, group in enumerate(self.param_groups)]
+                for index, roll in enumerate(rolls):
+                    self._step_matrices(index, self.param_groups[index], roll)
+                for group, roll in zip(self.param_groups, rolls, strict=True):
+                    self._step_others(group, roll)
                 self._arrive()
+                for group, roll in zip(self.param_groups, rolls, strict=True):
+                    group["step"] += bool(roll.key)  # last: what was interrupted is not counted
         self._gate()
         return loss
+
+    @contextmanager
+    def _all_or_forgotten(self) -> Iterator[None]:
+        """Keep nothing of a step that ended in an exception but the state itself.
+
+        Gradients and statistics that lie ready in stacks would else move the weights in the next.
+        """
+        try:
+            yield
+        except BaseException:
+            self._rolls.clear()
+            self._forget_messages()
+            raise
 
     @contextmanager
     def _full_precision(self) -> Iterator[None]:
@@ -170,8 +186,7 @@ class MatrixOptimizer(SharingOptimizer):
         size = sum(p.numel() for group in self.param_groups for p in group["params"])
         return cores_for_workers() if size <= _SMALL else nullcontext()
 
-    def _step_matrices(self, index: int, group: dict[str, Any]) -> None:
-        roll = self._roll(index, group)
+    def _step_matrices(self, index: int, group: dict[str, Any], roll: Roll) -> None:
         if not (roll.stacks or roll.matrices):
             return
         arrived = self._receive(roll.matrices, group)
@@ -185,13 +200,10 @@ class MatrixOptimizer(SharingOptimizer):
         for stack in roll.stacks:
             stack.end()
 
-    def _step_others(self, index: int, group: dict[str, Any]) -> None:
+    def _step_others(self, group: dict[str, Any], roll: Roll) -> None:
         """AdamW, while the matrices' steps travel; last, for another rank's work may fail."""
-        roll = self._roll(index, group)
         if roll.others:
-            states = [self.state[parameter] for parameter in roll.others]
-            adamw_step(roll.others, states, group)
-        group["step"] += bool(roll.key)
+            adamw_step(roll.others, [self.state[parameter] for parameter in roll.others], group)
 
     def _update(self, stacks: Sequence[Stack], group: Mapping[str, Any]) -> None:
         """The paper's "Complete update", for layers of one shape at a time, stacked [b, m, n]."""
@@ -216,7 +228,8 @@ class MatrixOptimizer(SharingOptimizer):
     def _direction(self, stack: Stack, group: Mapping[str, Any]) -> Pending:
         with naming(stack.layers):
             source = self.recipe.source(stack, group)  # M_t, M̂_t
-            return stack, source, self.recipe.direction(source, stack, group)  # D_{0,t}
+            D = self.recipe.direction(source, stack, group)  # D_{0,t}
+            return stack, source, D if self._looks_away else stack.usable(D, 0.0)
 
     def _refresh(
         self, stacks: Sequence[Stack], seen: Mapping[Tensor, Statistics], group: Mapping[str, Any]
@@ -227,12 +240,7 @@ class MatrixOptimizer(SharingOptimizer):
         due = [layer for layer in layers if geometry.capture_due(group, layer.lag)]
         for layer in due:
             layer.statistics = seen.get(layer.parameter)
-        for layer in geometry.before(stacks, group):
-            layer.state["failures"] = layer.state.get("failures", 0) + 1
-            self._warn_once(
-                f"the statistics of {layer.name!r} were not finite or could not be decomposed; it "
-                "keeps its last geometry (counted in its state as 'failures')"
-            )
+        self._report(geometry.before(stacks, group))
         for layer in due:
             layer.statistics = None
         if due and self._model is not None and float(group["lr"]):
@@ -382,9 +390,43 @@ class MatrixOptimizer(SharingOptimizer):
         return False
 
     def _fault(self) -> str | None:
-        if self.defaults["nonfinite"] == "allow":
+        """What is wrong with this rank's gradients; tells of what the last step left out, too."""
+        if self._looks_away:
             return None
-        return nonfinite_gradients(local_gradients(self.param_groups))
+        gradients = dense_gradients(local_gradients(self.param_groups))
+        stacks = [stack for roll in self._rolls.values() for stack in roll.stacks]
+        # One look for both: each would wait for an accelerator.
+        if all_is_well(gradients, [stack.lost for stack in stacks if stack.lost is not None]):
+            for stack in stacks:
+                stack.lost = None
+            return None
+        self._report_losses()
+        return unusable_gradients(gradients)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's, with the format's number and the method's name."""
+        self._report_losses()
+        return super().state_dict()
+
+    def _report_losses(self) -> None:
+        """Count memories and directions that overflowed and were left out, by layer."""
+        stacks = [stack for roll in self._rolls.values() for stack in roll.stacks]
+        self._report(layer for stack in stacks for layer in stack.losers())
+
+    @property
+    def _looks_away(self) -> bool:
+        """Whether nobody asks what is finite, so that an accelerator is never waited for."""
+        return bool(self.defaults["nonfinite"] == "allow")
+
+    def _report(self, layers: Iterable[Layer]) -> None:
+        """Count failures in the layers' states, and tell of each layer once."""
+        for layer in layers:
+            layer.state["failures"] = layer.state.get("failures", 0) + 1
+            self._warn_once(
+                f"what was computed for {layer.name!r} was not finite, or could not be decomposed; "
+                "it was left out and the layer keeps what it had (counted in its state as "
+                "'failures')"
+            )
 
     def _warn_once(self, message: str) -> None:
         if message not in self._warned:

@@ -47,6 +47,11 @@ class SharingOptimizer(WatchingOptimizer):
         self._shared = True
         self._under_way = []
 
+    def _forget_messages(self) -> None:
+        """Let go of what a step that failed had collected and had under way."""
+        self._collected = {}
+        self._under_way = []
+
     def _anywhere(self, here: bool) -> bool:
         exchange = self._exchange
         if exchange is None:
@@ -114,7 +119,6 @@ class SharingOptimizer(WatchingOptimizer):
         exchange = self._exchange
         if exchange is None:
             return self._fault()
-        self._under_way.clear()  # of a step that failed
         failure: Exception | None = None
         fault, numbers = None, [0.0, 0.0]
         try:

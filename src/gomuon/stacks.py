@@ -23,6 +23,7 @@ class Stack:
         # What the layers' states hold of each, and the stack it is a view of.
         self._kept: dict[str, tuple[Sequence[Tensor | None], Tensor]] = {}
         self._G: Tensor | None = None
+        self.lost: Tensor | None = None  # for whom something was not usable, [b]
         self._direct = all(layer.is_direct for layer in layers)
 
     @property
@@ -117,6 +118,28 @@ class Stack:
                 for layer, cached in zip(self.layers, maps, strict=True)
             ]
         )
+
+    # ---- guarded -----------------------------------------------------------------------------
+
+    def remember(self, memory: Tensor, new: Tensor) -> Tensor:
+        """`memory` ← `new` in place, but for matrices that are not finite: those stay as they were.
+
+        One overflow must not stay in a memory for ever.
+        """
+        return memory.copy_(self.usable(new, memory))
+
+    def usable(self, new: Tensor, instead: Tensor | float) -> Tensor:
+        """`new` [b, …] where it is finite, else `instead`; nothing is read from the device."""
+        finite = new.flatten(1).sum(1).isfinite()
+        self.lost = ~finite if self.lost is None else self.lost | ~finite
+        return torch.where(finite.view(-1, *[1] * (new.ndim - 1)), new, instead)
+
+    def losers(self) -> list[Layer]:
+        """Layers for which something was not usable since this was last asked; waits for it."""
+        if self.lost is None:
+            return []
+        parts, self.lost = self.lost.split(self._sizes), None
+        return [layer for layer, part in zip(self.layers, parts, strict=True) if bool(part.any())]
 
     # ---- write -----------------------------------------------------------------------------------
 

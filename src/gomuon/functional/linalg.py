@@ -27,7 +27,7 @@ def decompose(routine: Callable[[Tensor], Decomposition], X: Tensor) -> tuple[Te
     """
     what = f"a {tuple(X.shape)} {X.dtype} matrix"
     # LAPACK may answer these with anything, a finite result included.
-    if not _is_finite(X):
+    if not bool(finite_matrices(X).all()):
         raise DecompositionError(f"cannot decompose {what}: it holds NaN or infinity")
     try:
         return over_batch(routine, X)
@@ -48,9 +48,11 @@ def widened(X: Tensor) -> Tensor:
     return X.double() if has_float64(X) else X
 
 
-def _is_finite(X: Tensor) -> bool:
+def finite_matrices(X: Tensor) -> Tensor:
+    """Which matrices of X [..., m, n] hold neither NaN nor infinity, [...]."""
     # A sum is quicker than looking at every entry; it may overflow where none of them does.
-    return bool(X.sum().isfinite()) or bool(X.isfinite().all())
+    finite = X.sum(dim=(-2, -1)).isfinite()
+    return finite if bool(finite.all()) else X.isfinite().all(-1).all(-1)
 
 
 def over_batch(

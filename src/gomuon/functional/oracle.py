@@ -20,12 +20,25 @@ def matched_direction(
         right: [..., n, n] symmetric positive definite P_A, or None for the identity.
         polar_method: see `polar`.
     """
+    return matched_direction_and_rank(M, left, right, polar_method=polar_method)[0]
 
-    def direction(M: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor]:
+
+def matched_direction_and_rank(
+    M: Tensor, left: Tensor | None, right: Tensor | None, *, polar_method: PolarMethod = "svd"
+) -> tuple[Tensor, Tensor]:
+    """D₀ as `matched_direction`, and the rank of its polar factor, [...]."""
+
+    def direction(M: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor, Tensor]:
         Q = polar(preconditioned(M, left, right), polar_method)
-        return (preconditioned(Q, left, right),)
+        return preconditioned(Q, left, right), rank_of(Q)
 
-    return over_batch(direction, M, left, right)[0]
+    D, rank = over_batch(direction, M, left, right)
+    return D, rank
+
+
+def rank_of(Q: Tensor) -> Tensor:
+    """The rank of a polar factor, [...]: its singular values are zero or one."""
+    return Q.square().sum(dim=(-2, -1)).round()
 
 
 def inside_only_direction(
@@ -35,10 +48,15 @@ def inside_only_direction(
     return polar(preconditioned(M, left, right), polar_method)
 
 
-def frobenius_graft(D: Tensor) -> Tensor:
-    """D rescaled to ‖D‖_F = √min(m, n), Muon's update energy (Equation 14); 0 stays 0."""
+def frobenius_graft(D: Tensor, rank: Tensor | None = None) -> Tensor:
+    """D rescaled to ‖D‖_F = √min(m, n), Muon's update energy (Equation 14); 0 stays 0.
+
+    With `rank` [...], the rank of the polar factor, to √rank. At full rank that is the same. Below,
+    Muon's own update has that length, and √min(m, n) would stretch the directions that are left.
+    """
     norm = torch.linalg.matrix_norm(D, keepdim=True)
-    return D * torch.where(norm > 0, math.sqrt(min(D.shape[-2:])) / norm, 0.0)
+    length = math.sqrt(min(D.shape[-2:])) if rank is None else rank.sqrt()[..., None, None]
+    return D * torch.where(norm > 0, norm.reciprocal() * length, 0.0)
 
 
 def weighted_norm(D: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:

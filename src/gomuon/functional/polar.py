@@ -1,6 +1,7 @@
 """The support polar Q(C): a maximiser of ⟨C, U⟩ over ‖U‖_op ≤ 1 (Theorem 1)."""
 
 import math
+from collections.abc import Callable
 from functools import cache, partial
 from itertools import chain, repeat
 from typing import Literal, get_args
@@ -8,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from gomuon.functional.linalg import decompose, has_float64, over_batch
+from gomuon.functional.linalg import decompose, finite_matrices, has_float64, over_batch
 from gomuon.functional.products import symmetric_product
 
 PolarMethod = Literal["svd", "canonical", "polar-express", "auto"]
@@ -20,7 +21,8 @@ def polar(X: Tensor, method: PolarMethod = "svd") -> Tensor:
     """Polar factor of X, the direction of Equation (1); X = 0 gives 0.
 
     At full rank every method computes the same matrix. They differ in the null space of X, where
-    Theorem 1 leaves the choice open, and in how they compute.
+    Theorem 1 leaves the choice open, and in how they compute. A matrix that holds NaN or infinity
+    gives NaN, and costs no other matrix of its batch.
 
     Args:
         X: [..., m, n], float32 or float64.
@@ -42,7 +44,7 @@ def polar(X: Tensor, method: PolarMethod = "svd") -> Tensor:
     Raises:
         TypeError: X is not a tensor.
         ValueError: X is not a floating matrix, or the method is unknown.
-        DecompositionError: X is not finite, or the decomposition failed, in float64 too.
+        DecompositionError: the decomposition failed, in float64 too.
     """
     if not isinstance(X, Tensor):
         raise TypeError(f"polar needs a tensor X, got {type(X).__name__}")
@@ -55,8 +57,7 @@ def polar(X: Tensor, method: PolarMethod = "svd") -> Tensor:
         raise ValueError(f"polar method must be one of {get_args(PolarMethod)}, got {method!r}")
     if not X.numel():
         return torch.zeros_like(X)
-    compute = _METHODS[method]
-    return over_batch(lambda part: (compute(part),), X)[0]
+    return over_batch(lambda part: (_METHODS[method](part),), X)[0]
 
 
 # ---- the null space ------------------------------------------------------------------------------
@@ -74,16 +75,17 @@ def _null_below(dtype: torch.dtype) -> float:
 # ---- by SVD --------------------------------------------------------------------------------------
 
 
-def _completed(X: Tensor) -> Tensor:
-    return _by_svd(X) if X.dtype == torch.float64 else _by_gram(X, complete=True)
-
-
-def _canonical(X: Tensor) -> Tensor:
+def _decomposed(X: Tensor, complete: bool) -> Tensor:
+    """By LAPACK, which refuses a whole batch for one NaN; products pass it on."""
+    finite = finite_matrices(X)[..., None, None]
+    if not bool(finite.all()):
+        return torch.where(finite, _decomposed(torch.where(finite, X, 0.0), complete), torch.nan)
     # The Gram squares the condition number, and there is no dtype wider than float64.
-    return _by_svd(X, complete=False) if X.dtype == torch.float64 else _by_gram(X, complete=False)
+    compute = _by_svd if X.dtype == torch.float64 else _by_gram
+    return compute(X, complete)
 
 
-def _by_svd(X: Tensor, *, complete: bool = True) -> Tensor:
+def _by_svd(X: Tensor, complete: bool) -> Tensor:
     U, sigma, Vh = decompose(_svd, X)
     if complete:
         # LAPACK returns unit vectors for the zero matrix; the paper defines D₀ = 0 there.
@@ -101,7 +103,7 @@ _GRAM_LIMIT = 1e-12  # below, too little is left of the smallest singular values
 _AT_ONCE = 2**25  # elements that are held in float64 at a time
 
 
-def _by_gram(X: Tensor, *, complete: bool) -> Tensor:
+def _by_gram(X: Tensor, complete: bool) -> Tensor:
     wide = X.shape[-2] < X.shape[-1]
     tall = (X.mT if wide else X).reshape(-1, max(X.shape[-2:]), min(X.shape[-2:]))
     pieces = tall.split(max(1, _AT_ONCE // max(1, tall[0].numel())))
@@ -134,7 +136,7 @@ def _gram_route(X: Tensor, complete: bool) -> Tensor:
         if bool(rough.any()):
             Q[rough] = _newton_schulz(Q[rough])
     if complete and not bool(usable.all()):
-        Q[~usable] = _by_svd(X[~usable])
+        Q[~usable] = _by_svd(X[~usable], complete)
     return Q
 
 
@@ -216,13 +218,13 @@ def _unit(X: Tensor) -> Tensor:
 
 def _auto(X: Tensor) -> Tensor:
     if X.device.type == "cpu":
-        return _canonical(X)
+        return _decomposed(X, complete=False)
     return _polar_express(X, _WIDE_STEPS if has_float64(X) else 0)
 
 
-_METHODS = {
-    "svd": _completed,
-    "canonical": _canonical,
+_METHODS: dict[str, Callable[[Tensor], Tensor]] = {
+    "svd": partial(_decomposed, complete=True),
+    "canonical": partial(_decomposed, complete=False),
     "polar-express": _polar_express,
     "auto": _auto,
 }

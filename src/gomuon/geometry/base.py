@@ -43,7 +43,7 @@ def due(group: Group, clock: str = "refresh_every", lag: float = 0.0) -> bool:
 
 
 def guarded(function: Callable[[Tensor], Tensor], S: Tensor) -> list[Tensor | None]:
-    """`function` of a batch of factors; None where one is not finite or does not decompose."""
+    """`function` of a batch of factors; None where it or its factor is not finite, or it fails."""
     finite = is_finite(S)
     identity = torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
     # LAPACK refuses a whole batch for one NaN, so unusable factors are stood in for.
@@ -52,7 +52,11 @@ def guarded(function: Callable[[Tensor], Tensor], S: Tensor) -> list[Tensor | No
         results: list[Tensor | None] = list(function(S))
     except (DecompositionError, torch.linalg.LinAlgError):
         results = [_or_none(function, factor) for factor in S]
-    return [result if good else None for result, good in zip(results, finite.tolist(), strict=True)]
+    good = finite.tolist()
+    made = [result for result in results if result is not None]
+    if made and not bool(is_finite(torch.stack(made)).all()):  # a factor at the edge of its dtype
+        results = [r if r is not None and bool(is_finite(r[None])) else None for r in results]
+    return [result if fine else None for result, fine in zip(results, good, strict=True)]
 
 
 def is_finite(S: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ def _observe_grams(stack: Stack, beta: float) -> None:
     weight = 1.0 if beta == 1 else 1 - beta
     for side, gram in (("left", G @ G.mT), ("right", G.mT @ G)):
         factor = stack.factor(f"{side}_factor", start=torch.zeros_like(gram))
-        factor.mul_(beta).add_(gram, alpha=weight)
+        stack.remember(factor, factor.mul(beta).add_(gram, alpha=weight))
     for layer in stack.layers:
         layer.state["observations"] = layer.state.get("observations", 0) + 1
 
@@ -107,14 +107,19 @@ class CoupledFactors(Geometry):
             m, n = G.shape[-2:]
             kept_P = stack.factor("left_factor", start=_identities(G, m))
             kept_Q = stack.factor("right_factor", start=_identities(G, n))
-            P = _coupled(kept_P, G @ torch.linalg.solve(kept_Q, G.mT) / n, group)
-            Q = _coupled(kept_Q, G.mT @ torch.linalg.solve(P, G) / m, group)
+            P = stack.usable(_coupled(kept_P, G @ _solved(kept_Q, G.mT) / n, group), kept_P)
+            Q = stack.usable(_coupled(kept_Q, G.mT @ _solved(P, G) / m, group), kept_Q)
             for side, kept, factors in (("left", kept_P, P), ("right", kept_Q, Q)):
                 maps = guarded_roots(factors, 0.5)
                 usable = torch.tensor([new is not None for new in maps], device=G.device)
                 kept.copy_(torch.where(usable[:, None, None], factors, kept))
                 failed += renewed(stack, f"{side}_map", maps)
         return failed
+
+
+def _solved(S: Tensor, X: Tensor) -> Tensor:
+    """S⁻¹X; not finite where S is singular, which costs one matrix and no exception."""
+    return torch.linalg.solve_ex(S, X)[0]
 
 
 def _identities(G: Tensor, size: int) -> Tensor:
@@ -141,7 +146,7 @@ class RowColumnNorms(Geometry):
             square = stack.G.square()
             for side, observed in (("left", square.sum(-1, True)), ("right", square.sum(-2, True))):
                 factor = stack.factor(f"{side}_factor", start=torch.zeros_like(observed))
-                factor.lerp_(observed, 1 - gamma)
+                stack.remember(factor, factor.lerp(observed, 1 - gamma))
                 largest = factor.amax(dim=(-2, -1), keepdim=True)
                 floored = factor + 1e-12 * largest
                 scale = torch.where(largest > 0, floored, 1.0).pow(-alpha)

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from gomuon.batching import alike
-from gomuon.functional import inverse_root
-from gomuon.geometry.base import Geometry, Group, identity_like
+from gomuon.geometry.base import Geometry, Group, guarded_roots, identity_like, keep
 from gomuon.layers import Layer, LayerSpec
 from gomuon.stacks import Stack
 
@@ -27,13 +26,14 @@ class PartnerGram(Geometry):
         layers = [layer for stack in stacks for layer in stack.layers]
         here = {layer.parameter: layer.whole_weight for layer in layers}
         paired = [layer for layer in layers if layer.spec.partner is not None]
+        failed: list[Layer] = []
         for batch in alike(paired, lambda layer: (layer.shape, layer.blocks, layer.dtype)):
             W = torch.stack([_partner_weights(layer, here) for layer in batch])
             gram = W.mT @ W
-            maps = 0.5 * inverse_root(gram + group["partner_damping"] * identity_like(gram), 0.5)
-            for layer, right_map in zip(batch, maps, strict=True):
-                layer.state["right_map"] = right_map
-        return []
+            damped = gram + group["partner_damping"] * identity_like(gram)
+            for layer, root in zip(batch, guarded_roots(damped, 0.5), strict=True):
+                failed += keep(layer, "right_map", None if root is None else 0.5 * root)
+        return failed
 
 
 def _partner_weights(layer: Layer, here: Mapping[Tensor, Tensor]) -> Tensor:

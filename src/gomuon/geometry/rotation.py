@@ -27,21 +27,23 @@ class RotatingBasis(Geometry):
 
 def _follow(stack: Stack, side: str, gram: Tensor, group: Group) -> None:
     factor = stack.factor(f"{side}_factor", start=torch.zeros_like(gram))
-    factor.lerp_(gram, 1 - group["factor_decay"])
+    stack.remember(factor, factor.lerp(gram, 1 - group["factor_decay"]))
     basis = stack.map(f"{side}_basis")
     if basis is None:
         _, vectors = decompose(torch.linalg.eigh, factor)
         stack.set(f"{side}_basis", vectors.flip(-1))
     elif due(group):
-        stack.set(f"{side}_basis", _rotated(stack, side, factor, basis))
+        _rotate(stack, side, factor, basis)
 
 
-def _rotated(stack: Stack, side: str, factor: Tensor, basis: Tensor) -> Tensor:
+def _rotate(stack: Stack, side: str, factor: Tensor, basis: Tensor) -> None:
     """One power step; the second moment follows its directions as they change places."""
     estimate = (basis * (factor @ basis)).sum(-2)  # diag(QᵀLQ)
     order = estimate.argsort(dim=-1, descending=True)
+    ordered = torch.take_along_dim(basis, order.unsqueeze(-2), dim=-1)
+    rotated = over_batch(lambda part: torch.linalg.qr(part), factor @ ordered)[0]
+    # Where the power step overflows, the basis keeps its directions, in their new places.
+    stack.set(f"{side}_basis", stack.usable(rotated, ordered))
     square = stack.memory("square")
     index = order.unsqueeze(-1) if side == "left" else order.unsqueeze(-2)
     square.copy_(torch.take_along_dim(square, index, dim=-2 if side == "left" else -1))
-    basis = torch.take_along_dim(basis, order.unsqueeze(-2), dim=-1)
-    return over_batch(lambda part: torch.linalg.qr(part), factor @ basis)[0]
