@@ -19,6 +19,7 @@ check: .venv/test
 # Every campaign of faults, whole: about an hour. `make test` runs a few cases of each.
 faults: .venv/test
 	$(BIN)/python -m tests.faults --save
+	$(BIN)/python -m tests.faults.page
 
 # Measured in runs/bench, where a stopped one continues; the committed files stay until all is done.
 # What other code measured there is in the way: make bench BENCH=--fresh drops it.

@@ -29,6 +29,9 @@ class GoMuon(MatrixOptimizer):
         D  ← P_B · polar(P_B M̂ P_A) · P_A
         W  ← W − η √max(1, m/n) · D √min(m, n) / ‖D‖_F
 
+    Where P_B M̂ P_A has less than full rank, √rank stands for √min(m, n), and `polar` says what
+    happens in the null space: the default leaves it alone, "svd" completes it as the paper does.
+
     Everything that is not a hidden matrix (embeddings, norms, biases, the output head) goes to
     AdamW in the same optimizer; `routing_table()` shows which and why.
 
@@ -56,7 +59,8 @@ class GoMuon(MatrixOptimizer):
             layer runs on identity maps until its first turn, within the first K steps.
 
         polar: how the polar factor is computed, see `gomuon.functional.polar`.
-        graft: "frobenius", or None for the oracle's own length.
+        graft: "frobenius" gives D the length of the polar factor, √min(m, n) at full rank; None
+            keeps the oracle's own.
 
         adamw: lr, betas, eps, weight_decay of the other parameters; what is left out is
             lr 3e-3, betas (.9, .95), eps 1e-8, no decay.
@@ -64,8 +68,9 @@ class GoMuon(MatrixOptimizer):
             (name, module, parameter).
         specs: how parameters are cut into matrices, {pattern: LayerSpec}, for heads and fused qkv.
         loss_reduction: "mean" if the loss averages over examples, "sum" if it adds them up.
-        nonfinite: at a gradient with NaN or infinity "raise", "skip" the step, or "allow" it: then
-            nobody looks, and an accelerator is never waited for.
+        nonfinite: at a gradient with NaN, infinity or numbers whose squares overflow "raise",
+            "skip" the step, or "allow" it: then nobody looks, and an accelerator is never waited
+            for.
         work: on several ranks "shared", each matrix having one owner; "replicated", every rank
             doing everything, for whole models; or "alone", nothing sent at all.
         process_group: the ranks; by default DDP's, or all of them.

@@ -5,12 +5,10 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from pathlib import Path
 
 from gomuon.lab.machine import facts, versions
 from tests.faults.campaign import CAMPAIGNS, Outcome, module_of, reason_of, run
-
-RESULTS = Path("results/faults/faults.json")
+from tests.faults.page import RESULTS
 
 
 def main() -> int:
