@@ -30,7 +30,7 @@ def adamw_step(
     for parameter, state in zip(parameters, states, strict=True):
         if "exp_avg" not in state:
             dtype = working_dtype(parameter)
-            state["step"] = torch.zeros((), dtype=torch.float32)
+            state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
             state["exp_avg"] = torch.zeros_like(parameter, dtype=dtype)
             state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=dtype)
     rows = [local(parameter) for parameter in parameters]  # a shard, where sharded

@@ -206,8 +206,9 @@ def kl_clip(pending: Iterable[Pending], group: Group, total: Total) -> Iterator[
     waiting = list(pending)
     factor: Tensor | float = 1.0
     if group["kl_clip"] is not None:
-        products = sum((stack.G * D).sum().double() for stack, _, D in waiting)
-        change = (group["lr"] ** 2 * total(torch.as_tensor(products))).abs()
+        none = torch.zeros((), dtype=torch.float64, device="cpu")  # where this rank owns nothing
+        products = sum(((stack.G * D).sum().double() for stack, _, D in waiting), none)
+        change = (group["lr"] ** 2 * total(products)).abs()
         factor = (group["kl_clip"] / change).sqrt().nan_to_num(1.0).clamp(max=1.0)
     for stack, X, D in waiting:
         yield stack, X, factor * D
