@@ -232,6 +232,27 @@ def test_a_layer_called_with_no_rows_was_not_seen() -> None:
     assert layer.weight.isfinite().all()
 
 
+@pytest.mark.parametrize("skip", [0, 9])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.Linear(3, 4), (2, 0, 3)), (nn.Linear(3, 4), (2, 5, 3)), (nn.Conv1d(3, 4, 2), (2, 3, 5))],
+    ids=["no positions", "linear", "convolution"],
+)
+def test_an_average_over_no_positions_is_not_a_row(
+    layer: nn.Module, shape: tuple[int, ...], skip: int
+) -> None:
+    """Sequences shorter than what is skipped, or empty ones, under K-FAC-reduce."""
+    optimizer = GoMuon(layer, reduce=True, token_skip=skip, routes={"weight": "matrix"})
+    layer(torch.randn(shape)).square().sum().backward()
+    statistics = optimizer._captures[0].collect()[layer.get_parameter("weight")]
+    rows = 0 if skip or 0 in shape else 2
+    assert statistics.gradients is not None
+    assert float(statistics.gradients.count) == rows
+    assert (statistics.inputs is not None) == bool(rows)
+    optimizer.step()
+    assert "failures" not in optimizer.state[layer.get_parameter("weight")]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_mask_is_kept_for_recomputed_passes(reentrant: bool) -> None:
     layer = nn.Linear(3, 4, bias=False).double()

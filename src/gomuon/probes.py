@@ -98,13 +98,11 @@ class Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         inputs_dtype, count_dtype, gradients_dtype = ctx.dtypes
-        eager = not torch.compiler.is_compiling()
-        if eager and _is_batched(g):
+        if not torch.compiler.is_compiling() and _is_batched(g):
             # Many gradients at once, as for a Jacobian, are handed out and never delivered.
             return g, *[None] * 9
         x, mask = ctx.saved_tensors
-        delta = g.detach().to_dense() if eager else g.detach()
-        rows_g = ctx.reader.gradients(delta)
+        rows_g = ctx.reader.gradients(g.detach())
         # Of those that read one tensor, the first whose backward comes forms its moment.
         forms = inputs_dtype is not None and (ctx.forms is None or ctx.forms())
         rows_x = ctx.reader.inputs(x.detach()) if forms else None

@@ -63,12 +63,12 @@ class LinearReader:
 
     def fits_output(self, y: Tensor, moment: tuple[int, ...]) -> bool:
         """Whether y has rows for a moment of this shape."""
-        return bool(moment[-1]) and y.shape[-1:] == moment[-1:]
+        return y.shape[-1:] == moment[-1:]
 
     def fits_input(self, x: Tensor, y: Tensor, moment: tuple[int, ...]) -> bool:
         """Whether x has rows for a moment of this shape, as many as y."""
         width = moment[-1] - self.sampling.ones
-        if not width or x.shape[-1:] != (width,):
+        if x.shape[-1:] != (width,):
             return False
         same_number = x.numel() * y.shape[-1] == y.numel() * width
         return x.shape[:-1] == y.shape[:-1] or (self.sampling.takes_all and same_number)
@@ -79,7 +79,7 @@ class LinearReader:
         v = v.flatten(1, -2)
         if self.sampling.stride > 1 or self.sampling.skip:
             v = v[:, self.sampling.skip :: self.sampling.stride]
-        if self.sampling.reduce:
+        if self.sampling.reduce and v.shape[1]:  # of no positions there is no row
             v = v.mean(1) if average else v.sum(1)
         return v.reshape(-1, v.shape[-1])
 
@@ -144,35 +144,29 @@ class ConvReader:
         """Whether y has rows for a moment of this shape."""
         dims, channels = len(self.kernel), moment[-1] * self.groups
         batched = y.ndim == dims + 2
-        return bool(channels) and (batched or y.ndim == dims + 1) and y.shape[batched] == channels
+        return (batched or y.ndim == dims + 1) and y.shape[batched] == channels
 
     def fits_input(self, x: Tensor, y: Tensor, moment: tuple[int, ...]) -> bool:
         """Whether x has rows for a moment of this shape, as many as y."""
         channels = (moment[-1] - self.sampling.ones) // math.prod(self.kernel) * self.groups
-        if x.ndim != y.ndim or not channels:
+        batched = int(y.ndim == len(self.kernel) + 2)
+        if x.ndim != y.ndim or x.shape[batched] != channels:
             return False
-        batched = x.ndim == len(self.kernel) + 2
-        sizes = zip(
-            x.shape[1 + batched :],
-            self.kernel,
-            self.stride,
-            self.padding,
-            self.dilation,
-            strict=True,
-        )
-        positions = tuple(
+        return (*x.shape[:batched], *self._convolved(x.shape[batched + 1 :])) == self.positions(y)
+
+    def _convolved(self, space: tuple[int, ...]) -> list[int]:
+        """How many positions come of each of these dimensions."""
+        sizes = zip(space, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return [
             (size + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1
             for size, kernel, stride, padding, dilation in sizes
-        )
-        return x.shape[batched] == channels and (*x.shape[:batched], *positions) == self.positions(
-            y
-        )
+        ]
 
     def _rows(self, v: Tensor, *, average: bool) -> Tensor:
         """[batch, groups, positions, d] -> [N, d] or [groups, N, d]."""
         if self.sampling.stride > 1 or self.sampling.skip:
             v = v[:, :, self.sampling.skip :: self.sampling.stride]
-        if self.sampling.reduce:
+        if self.sampling.reduce and v.shape[2]:
             v = (v.mean(2) if average else v.sum(2)).unsqueeze(2)
         rows = v.movedim(1, 0).flatten(1, 2)
         return rows if self.groups > 1 else rows[0]
