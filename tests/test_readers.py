@@ -1,6 +1,7 @@
 """Convolutions and samplings become the rows K-FAC expects."""
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -282,3 +283,25 @@ def test_a_mask_does_not_reach_a_later_pass_without_one(reentrant: bool) -> None
     moment = optimizer._captures[0].collect()[layer.weight].inputs
     assert moment is not None
     assert float(moment.count) == 9
+
+
+@pytest.mark.parametrize("masked_first", [True, False])
+def test_a_checkpointed_pass_keeps_the_mask_it_was_made_under(masked_first: bool) -> None:
+    """Two forward passes of other shapes, one under a mask, then their backward passes."""
+    layer = nn.Linear(3, 4, bias=False).double()
+    optimizer = GoMuon(layer, routes={"weight": "matrix"})
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    rows, outputs = [], []
+    for masked in (masked_first, not masked_first):
+        x = torch.randn(2, 3 if masked else 5, 3, dtype=torch.float64)
+        rows.append(x[mask.bool()] if masked else x.flatten(0, 1))
+        with optimizer.statistics_mask(mask) if masked else nullcontext():
+            outputs.append(checkpoint(layer, x, use_reentrant=False))
+    mask.zero_()  # it is the user's
+    for y in outputs:
+        y.sum().backward()
+    moment = optimizer._captures[0].collect()[layer.weight].inputs
+    assert moment is not None
+    assert float(moment.count) == 13
+    seen = torch.cat(rows)
+    torch.testing.assert_close(moment.total, seen.mT @ seen)

@@ -86,7 +86,11 @@ class Tap(torch.autograd.Function):
     ) -> Tensor:
         # x is the tensor the layer itself keeps: no extra memory. (Under autocast the layer keeps
         # a rounded copy instead.)
-        ctx.save_for_backward(x, mask)
+        traced = torch.compiler.is_compiling()
+        ctx.save_for_backward(x, mask if traced else None)
+        # Not beside x: checkpointing saves that anew, perhaps under another mask. A copy, because
+        # its owner may write to it.
+        ctx.mask = None if mask is None or traced else mask.clone()
         ctx.reader, ctx.forms = reader, forms
         ctx.dtypes = tuple(
             None if probe is None else probe.dtype
@@ -102,6 +106,7 @@ class Tap(torch.autograd.Function):
             # Many gradients at once, as for a Jacobian, are handed out and never delivered.
             return g, *[None] * 9
         x, mask = ctx.saved_tensors
+        mask = mask if ctx.mask is None else ctx.mask
         rows_g = ctx.reader.gradients(g.detach())
         # Of those that read one tensor, the first whose backward comes forms its moment.
         forms = inputs_dtype is not None and (ctx.forms is None or ctx.forms())

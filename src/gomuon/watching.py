@@ -60,7 +60,7 @@ class WatchingOptimizer(PersistentOptimizer):
         """Leave positions where `mask` [batch, positions] is zero out of the statistics.
 
         For forward passes inside the context, and layers with one row for each entry of the mask.
-        Activation checkpointing repeats them in the backward pass, with the mask that came last.
+        Reentrant checkpointing repeats them in the backward pass, with the mask that came last.
         """
         if any(group.get("reduce") for group in self.param_groups):
             raise ValueError("a mask does not go with reduce=True, which averages over positions")
