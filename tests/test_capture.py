@@ -294,6 +294,80 @@ def test_reuse_steps_keep_no_tensor() -> None:
     assert made_by_a_forward_pass() == without
 
 
+def no_backward(model: nn.Module, x: Tensor) -> None:
+    model(x)
+
+
+def penalty(model: nn.Module, x: Tensor) -> None:
+    """A gradient that is looked at and delivered to nobody."""
+    torch.autograd.grad(model(x).square().sum(), x)
+
+
+def penalty_in_checkpoint(model: nn.Module, x: Tensor) -> None:
+    y = checkpoint(model, x, use_reentrant=False)
+    assert isinstance(y, Tensor)
+    torch.autograd.grad(y.square().sum(), x)
+
+
+def in_vain(model: nn.Module, x: Tensor) -> None:
+    """A step that is not taken: its gradients go, and what was captured with them."""
+    model(x).square().sum().backward()
+    model.zero_grad()
+
+
+@pytest.mark.parametrize("passing", [no_backward, penalty, penalty_in_checkpoint, in_vain])
+@pytest.mark.parametrize("one_input", [True, False])
+def test_what_no_backward_pass_delivers_is_not_kept(
+    passing: Callable[[nn.Module, Tensor], None], one_input: bool
+) -> None:
+    """A metric in training mode, a GAN's other net, a loss that is skipped."""
+    model, other = Attention(), Attention()
+    capture, untouched = (watch(each.q, each.k, each.o) for each in (model, other))
+    batch = inputs(5).requires_grad_()
+
+    def after(passes: int) -> int:
+        """Tensors alive, without the help of the garbage collector."""
+        for seed in range(passes):
+            passing(model, batch if one_input else inputs(5, seed=seed).requires_grad_())
+        return sum(issubclass(type(thing), Tensor) for thing in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        once = after(1)
+        assert after(50) <= once
+    finally:
+        gc.enable()
+
+    for seed in (1, 2):  # and what is delivered afterwards is as if nothing had been
+        for each in (model, other):
+            each.zero_grad() if seed == 1 else None
+            each(inputs(4, seed=seed)).square().mean().backward()
+    for name in ("q", "k", "o"):
+        found = seen(capture, getattr(model, name)), seen(untouched, getattr(other, name))
+        for mine, theirs in zip(*found, strict=True):
+            assert torch.equal(torch.as_tensor(mine), torch.as_tensor(theirs))
+    assert len(capture.window._inputs) <= 4, "those of the two passes that delivered"
+
+
+def test_what_is_awaited_is_kept() -> None:
+    """All forward passes first, then the backward passes, in another order."""
+    model, other = Attention(), Attention()
+    capture, one_by_one = (watch(each.q, each.k, each.o) for each in (model, other))
+    batches = [inputs(4, seed=seed) for seed in range(3)]
+    losses = [model(x).square().mean() for x in batches]
+    no_backward(model, inputs(9))
+    gc.collect()
+    for loss in losses:
+        loss.backward()
+    for x in batches:
+        other(x).square().mean().backward()
+    for name in ("q", "k", "o"):
+        found = seen(capture, getattr(model, name)), seen(one_by_one, getattr(other, name))
+        for mine, theirs in zip(*found, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-14, atol=0)
+
+
 def graph_size(loss: Tensor) -> int:
     """Nodes of the autograd graph behind a loss."""
     todo, nodes = [loss.grad_fn], set()

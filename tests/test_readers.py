@@ -1,6 +1,7 @@
 """Convolutions and samplings become the rows K-FAC expects."""
 
 import warnings
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -232,6 +233,27 @@ def test_a_layer_called_with_no_rows_was_not_seen() -> None:
     assert layer.weight.isfinite().all()
 
 
+@pytest.mark.parametrize("skip", [0, 9])
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [(nn.Linear(3, 4), (2, 0, 3)), (nn.Linear(3, 4), (2, 5, 3)), (nn.Conv1d(3, 4, 2), (2, 3, 5))],
+    ids=["no positions", "linear", "convolution"],
+)
+def test_an_average_over_no_positions_is_not_a_row(
+    layer: nn.Module, shape: tuple[int, ...], skip: int
+) -> None:
+    """Sequences shorter than what is skipped, or empty ones, under K-FAC-reduce."""
+    optimizer = GoMuon(layer, reduce=True, token_skip=skip, routes={"weight": "matrix"})
+    layer(torch.randn(shape)).square().sum().backward()
+    statistics = optimizer._captures[0].collect()[layer.get_parameter("weight")]
+    rows = 0 if skip or 0 in shape else 2
+    assert statistics.gradients is not None
+    assert float(statistics.gradients.count) == rows
+    assert (statistics.inputs is not None) == bool(rows)
+    optimizer.step()
+    assert "failures" not in optimizer.state[layer.get_parameter("weight")]
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_a_mask_is_kept_for_recomputed_passes(reentrant: bool) -> None:
     layer = nn.Linear(3, 4, bias=False).double()
@@ -261,3 +283,25 @@ def test_a_mask_does_not_reach_a_later_pass_without_one(reentrant: bool) -> None
     moment = optimizer._captures[0].collect()[layer.weight].inputs
     assert moment is not None
     assert float(moment.count) == 9
+
+
+@pytest.mark.parametrize("masked_first", [True, False])
+def test_a_checkpointed_pass_keeps_the_mask_it_was_made_under(masked_first: bool) -> None:
+    """Two forward passes of other shapes, one under a mask, then their backward passes."""
+    layer = nn.Linear(3, 4, bias=False).double()
+    optimizer = GoMuon(layer, routes={"weight": "matrix"})
+    mask = torch.tensor([[1, 1, 0], [1, 0, 0]])
+    rows, outputs = [], []
+    for masked in (masked_first, not masked_first):
+        x = torch.randn(2, 3 if masked else 5, 3, dtype=torch.float64)
+        rows.append(x[mask.bool()] if masked else x.flatten(0, 1))
+        with optimizer.statistics_mask(mask) if masked else nullcontext():
+            outputs.append(checkpoint(layer, x, use_reentrant=False))
+    mask.zero_()  # it is the user's
+    for y in outputs:
+        y.sum().backward()
+    moment = optimizer._captures[0].collect()[layer.weight].inputs
+    assert moment is not None
+    assert float(moment.count) == 13
+    seen = torch.cat(rows)
+    torch.testing.assert_close(moment.total, seen.mT @ seen)

@@ -215,8 +215,9 @@ def kl_clip(pending: Iterable[Pending], group: Group, total: Total) -> Iterator[
     waiting = list(pending)
     factor: Tensor | float = 1.0
     if group["kl_clip"] is not None:
-        products = sum((stack.G * D).sum().double() for stack, _, D in waiting)
-        change = (group["lr"] ** 2 * total(torch.as_tensor(products))).abs()
+        none = torch.zeros((), dtype=torch.float64, device="cpu")  # where this rank owns nothing
+        products = sum(((stack.G * D).sum().double() for stack, _, D in waiting), none)
+        change = (group["lr"] ** 2 * total(products)).abs()
         # A sum that overflows is a change beyond any budget: nothing moves.
         factor = (group["kl_clip"] / change).sqrt().nan_to_num(0.0, posinf=1.0).clamp(max=1.0)
     for stack, X, D in waiting:

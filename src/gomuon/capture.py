@@ -14,7 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gomuon.holdings import is_sharded
 from gomuon.probes import Moment, Probe, Shape, Tap, add, in_backward, unscaled, working_dtype
-from gomuon.readers import Reader
+from gomuon.readers import Reader, is_readable
 from gomuon.windows import Window
 
 
@@ -61,6 +61,7 @@ class LayerHook:
         self.shapes = (watched.inputs, watched.gradients)
         self.substitute: Moment | None = None
         self.weight = weight
+        self.handle: RemovableHandle | None = None
         self.place(weight)
 
     def place(self, weight: Tensor) -> None:
@@ -74,7 +75,7 @@ class LayerHook:
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Tensor | None:
-        if not self.open:
+        if not self.open or _is_recorded():
             return None
         if module.training and not torch.compiler.is_compiling() and not in_backward():
             # Within a backward pass it is a recomputation, and gradients may still be on their way.
@@ -87,8 +88,10 @@ class LayerHook:
             return None  # an evaluation pass, or a frozen branch
         if torch._C._are_functorch_transforms_active():
             return None  # torch.func's gradients are not the loss's
-        weight: Tensor = module.weight  # type: ignore[assignment]
-        if not weight.requires_grad:
+        weight = getattr(module, "weight", None)
+        if not (isinstance(weight, Tensor) and weight.requires_grad):
+            return None
+        if not self._can_read(x, output, weight.device):
             return None
         if self.kind != (weight.dtype, weight.device):
             self.place(weight)  # the model was moved or converted
@@ -103,12 +106,24 @@ class LayerHook:
         )
         return tapped
 
+    def _can_read(self, x: Tensor, output: Tensor, device: torch.device) -> bool:
+        """Whether they have rows, one for each use of the weight; a subclass may do otherwise."""
+        inputs, gradients = self.shapes
+        if not (is_readable(output, device) and self.reader.fits_output(output, gradients)):
+            return False
+        if not self.wants_inputs:
+            return True
+        return is_readable(x, device) and self.reader.fits_input(x, output, inputs)
+
     def _mask(self, output: Tensor) -> Tensor | None:
         """The window's mask if this layer has a row for each of its entries."""
         mask = self.window.mask_now()
-        if mask is None or output.shape[:-1] == mask.shape:
+        if mask is None:
+            return None
+        positions = self.reader.positions(output)
+        if positions == mask.shape:
             return mask
-        return mask.flatten() if output.shape[:-1] == (mask.numel(),) else None
+        return mask.flatten() if positions == (mask.numel(),) else None
 
     def _input_probes(self, x: Tensor) -> tuple[Callable[[], bool] | None, Tensor, Tensor]:
         """Whether we form x's moment, asked when backward comes, and probes for it and our rows."""
@@ -148,17 +163,68 @@ class LayerHook:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "InertHook":
         # A copied model has no optimizer yet; a copied optimizer places hooks of its own.
-        return InertHook()
+        return InertHook(self._number)
 
-    def __reduce__(self) -> tuple[type["InertHook"], tuple[()]]:
-        return InertHook, ()
+    def __reduce__(self) -> tuple[type["InertHook"], tuple[int]]:
+        return InertHook, (self._number,)
+
+    @property
+    def _number(self) -> int:
+        """The number under which its module knows it."""
+        return -1 if self.handle is None else self.handle.id
+
+    @property
+    def __name__(self) -> str:
+        """Asked for by torch.jit.script, which compiles hooks from their source."""
+        raise AttributeError(
+            "torch.jit.script cannot compile a model with an optimizer's hooks: call "
+            "optimizer.remove_hooks() first, and optimizer.attach(model) to go on training"
+        )
 
 
 class InertHook:
-    """What a hook becomes in a copied or pickled model."""
+    """What a hook becomes in a copied or pickled model, until the model's first forward pass."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        # In another process hooks are numbered anew; none may get this number, and with it the
+        # note that it takes keyword arguments.
+        RemovableHandle.next_id = max(RemovableHandle.next_id, number + 1)
+
+    def __reduce__(self) -> tuple[type["InertHook"], tuple[int]]:
+        return InertHook, (self.number,)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        return None
+        if not torch.compiler.is_compiling():  # a graph has no business with the module's hooks
+            self.leave(module)
+
+    def leave(self, module: nn.Module) -> None:
+        """Take itself off the module; torch walks over a copy of the hooks."""
+        known: object = module._forward_hooks.get(self.number)
+        if known is self:
+            module._forward_hooks.pop(self.number, None)
+            module._forward_hooks_with_kwargs.pop(self.number, None)
+
+    @property
+    def __name__(self) -> str:
+        raise AttributeError(
+            "torch.jit.script cannot compile what an optimizer's hooks have become in a copied "
+            "model; it goes with the copy's first forward pass: make one before torch.jit.script"
+        )
+
+
+def remove_inert_hooks(model: nn.Module) -> None:
+    """Rid a copied or unpickled model of what is left of the original's hooks."""
+    for module in model.modules():
+        for hook in list(module._forward_hooks.values()):
+            if isinstance(hook, InertHook):
+                hook.leave(module)
+
+
+def _is_recorded() -> bool:
+    """Whether a forward pass is recorded, to be run elsewhere without an optimizer."""
+    # Not torch.compiler.is_exporting(): in older versions torch.compile takes it for true.
+    return torch.jit.is_tracing() or getattr(torch.compiler, "_is_exporting_flag", False)
 
 
 class Capture:
@@ -184,6 +250,7 @@ class Capture:
         for watched in modules:
             hook = LayerHook(self.window, parameter, watched, **sides, lag=lag)
             handle = watched.module.register_forward_hook(hook, with_kwargs=True)
+            hook.handle = handle
             self._handles.append(handle)
             self._hooks.setdefault(parameter, []).append(hook)
 

@@ -133,7 +133,7 @@ def watched_modules(
     modules: dict[Tensor, list[Watched]] = {}
     for module in model.modules():
         weight = getattr(module, "weight", None)
-        if not isinstance(weight, nn.Parameter):
+        if not isinstance(weight, nn.Parameter) or not weight.numel():
             continue
         reader = reader_for(module, sampling(weight))
         if reader is None:

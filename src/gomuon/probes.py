@@ -86,7 +86,11 @@ class Tap(torch.autograd.Function):
     ) -> Tensor:
         # x is the tensor the layer itself keeps: no extra memory. (Under autocast the layer keeps
         # a rounded copy instead.)
-        ctx.save_for_backward(x, mask)
+        traced = torch.compiler.is_compiling()
+        ctx.save_for_backward(x, mask if traced else None)
+        # Not beside x: checkpointing saves that anew, perhaps under another mask. A copy, because
+        # its owner may write to it.
+        ctx.mask = None if mask is None or traced else mask.clone()
         ctx.reader, ctx.forms = reader, forms
         ctx.dtypes = tuple(
             None if probe is None else probe.dtype
@@ -98,7 +102,11 @@ class Tap(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         inputs_dtype, count_dtype, gradients_dtype = ctx.dtypes
+        if not torch.compiler.is_compiling() and _is_batched(g):
+            # Many gradients at once, as for a Jacobian, are handed out and never delivered.
+            return g, *[None] * 9
         x, mask = ctx.saved_tensors
+        mask = mask if ctx.mask is None else ctx.mask
         rows_g = ctx.reader.gradients(g.detach())
         # Of those that read one tensor, the first whose backward comes forms its moment.
         forms = inputs_dtype is not None and (ctx.forms is None or ctx.forms())
@@ -109,7 +117,7 @@ class Tap(torch.autograd.Function):
                 for number in (rows_g.shape[-2], ctx.reader.uses(g))
             )
         else:
-            wanted = ctx.reader.gradients(mask.to(g.dtype).unsqueeze(-1))  # one or zero per row
+            wanted = ctx.reader.mask_rows(mask.to(g.dtype))  # one or zero per row
             rows_g, rows_x = rows_g * wanted, None if rows_x is None else rows_x * wanted
             count, uses = wanted.sum(dtype=torch.float64), mask.sum(dtype=torch.float64)
         A = None if rows_x is None else moment(rows_x, inputs_dtype)
@@ -117,6 +125,14 @@ class Tap(torch.autograd.Function):
         if gradients_dtype:
             gradients = (moment(rows_g, gradients_dtype), count, uses)
         return g, None, None, None, None, A, count if count_dtype else None, *gradients
+
+
+def _is_batched(g: Tensor) -> bool:
+    """Whether a backward pass is mapped over, by `is_grads_batched` or torch.vmap."""
+    return bool(
+        torch._C._are_functorch_transforms_active()
+        or torch._C._functorch.is_legacy_batchedtensor(g)
+    )
 
 
 def backward_pass() -> int:

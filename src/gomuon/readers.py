@@ -1,9 +1,11 @@
 """How a module's input and output gradient become rows x and δ, one row per use of the weight."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from gomuon.functional.products import symmetric_product
@@ -26,6 +28,11 @@ class Sampling:
     reduce: bool = False
     ones: bool = False
 
+    @property
+    def takes_all(self) -> bool:
+        """Whether every row enters as it is."""
+        return self.stride == 1 and not self.skip and not self.reduce
+
 
 @dataclass(frozen=True)
 class LinearReader:
@@ -46,13 +53,33 @@ class LinearReader:
         """Rows the weight was used on, before any are left out."""
         return len(g) if self.sampling.reduce and g.ndim > 2 else g.numel() // g.shape[-1]
 
+    def positions(self, y: Tensor) -> tuple[int, ...]:
+        """The shape y's rows are laid out in."""
+        return y.shape[:-1]
+
+    def mask_rows(self, mask: Tensor) -> Tensor:
+        """A mask over the positions -> [N, 1]."""
+        return self._rows(mask.unsqueeze(-1), average=False)
+
+    def fits_output(self, y: Tensor, moment: tuple[int, ...]) -> bool:
+        """Whether y has rows for a moment of this shape."""
+        return y.shape[-1:] == moment[-1:]
+
+    def fits_input(self, x: Tensor, y: Tensor, moment: tuple[int, ...]) -> bool:
+        """Whether x has rows for a moment of this shape, as many as y."""
+        width = moment[-1] - self.sampling.ones
+        if x.shape[-1:] != (width,):
+            return False
+        same_number = x.numel() * y.shape[-1] == y.numel() * width
+        return x.shape[:-1] == y.shape[:-1] or (self.sampling.takes_all and same_number)
+
     def _rows(self, v: Tensor, *, average: bool) -> Tensor:
         if v.ndim < 3:
             return v.reshape(-1, v.shape[-1])
         v = v.flatten(1, -2)
         if self.sampling.stride > 1 or self.sampling.skip:
             v = v[:, self.sampling.skip :: self.sampling.stride]
-        if self.sampling.reduce:
+        if self.sampling.reduce and v.shape[1]:  # of no positions there is no row
             v = v.mean(1) if average else v.sum(1)
         return v.reshape(-1, v.shape[-1])
 
@@ -82,7 +109,8 @@ class ConvReader:
             x = x.unfold(dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
         # [batch, channels, positions…, kernel…] -> [batch, groups, positions, patch]
         batch, channels = x.shape[:2]
-        x = x.reshape(batch, self.groups, channels // self.groups, -1, *x.shape[2 + dims :])
+        positions = math.prod(x.shape[2 : 2 + dims])
+        x = x.reshape(batch, self.groups, channels // self.groups, positions, *x.shape[2 + dims :])
         patches = x.movedim(3, 2).flatten(3)
         if self.sampling.ones:
             patches = F.pad(patches, (0, 1), value=1.0)
@@ -92,7 +120,8 @@ class ConvReader:
         """[batch, channels, space…] -> [N, channels], or [groups, N, …]."""
         g = g if g.ndim == len(self.kernel) + 2 else g.unsqueeze(0)
         batch, channels = g.shape[:2]
-        g = g.reshape(batch, self.groups, channels // self.groups, -1).mT
+        positions = math.prod(g.shape[2:])
+        g = g.reshape(batch, self.groups, channels // self.groups, positions).mT
         return self._rows(g, average=False)
 
     def uses(self, g: Tensor) -> int:
@@ -100,11 +129,44 @@ class ConvReader:
         g = g if g.ndim == len(self.kernel) + 2 else g.unsqueeze(0)
         return len(g) if self.sampling.reduce else g.numel() // g.shape[1]
 
+    def positions(self, y: Tensor) -> tuple[int, ...]:
+        """The shape y's rows are laid out in."""
+        dims = len(self.kernel)
+        return (*y.shape[: -dims - 1], *y.shape[-dims:])
+
+    def mask_rows(self, mask: Tensor) -> Tensor:
+        """A mask over the positions -> [N, 1]."""
+        mask = mask if mask.ndim > len(self.kernel) else mask.unsqueeze(0)
+        mask = mask.flatten(1)
+        return mask[:, self.sampling.skip :: self.sampling.stride].reshape(-1, 1)
+
+    def fits_output(self, y: Tensor, moment: tuple[int, ...]) -> bool:
+        """Whether y has rows for a moment of this shape."""
+        dims, channels = len(self.kernel), moment[-1] * self.groups
+        batched = y.ndim == dims + 2
+        return (batched or y.ndim == dims + 1) and y.shape[batched] == channels
+
+    def fits_input(self, x: Tensor, y: Tensor, moment: tuple[int, ...]) -> bool:
+        """Whether x has rows for a moment of this shape, as many as y."""
+        channels = (moment[-1] - self.sampling.ones) // math.prod(self.kernel) * self.groups
+        batched = int(y.ndim == len(self.kernel) + 2)
+        if x.ndim != y.ndim or x.shape[batched] != channels:
+            return False
+        return (*x.shape[:batched], *self._convolved(x.shape[batched + 1 :])) == self.positions(y)
+
+    def _convolved(self, space: tuple[int, ...]) -> list[int]:
+        """How many positions come of each of these dimensions."""
+        sizes = zip(space, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return [
+            (size + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, stride, padding, dilation in sizes
+        ]
+
     def _rows(self, v: Tensor, *, average: bool) -> Tensor:
         """[batch, groups, positions, d] -> [N, d] or [groups, N, d]."""
         if self.sampling.stride > 1 or self.sampling.skip:
             v = v[:, :, self.sampling.skip :: self.sampling.stride]
-        if self.sampling.reduce:
+        if self.sampling.reduce and v.shape[2]:
             v = (v.mean(2) if average else v.sum(2)).unsqueeze(2)
         rows = v.movedim(1, 0).flatten(1, 2)
         return rows if self.groups > 1 else rows[0]
@@ -128,6 +190,20 @@ def reader_for(module: nn.Module, sampling: Sampling) -> Reader | None:
             sampling,
         )
     return None
+
+
+def is_readable(v: Tensor, device: torch.device) -> bool:
+    """Whether a moment can be formed of it: real numbers on a device, one beside the other."""
+    if v.layout != torch.strided or v.is_nested or v.is_quantized or v.is_complex():
+        return False
+    if v.is_meta or v.device != device:
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    if type(v).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return False  # what it does is its own affair, as of a fake or a masked tensor
+    # An inference tensor cannot be kept for the backward pass; the tap knows no forward mode.
+    return not v.is_inference() and forward_ad.unpack_dual(v).tangent is None
 
 
 def is_transposed_linear(module: nn.Module) -> bool:

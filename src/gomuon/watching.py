@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gomuon.capture import Statistics
+from gomuon.capture import Statistics, remove_inert_hooks
 from gomuon.fisher import sampled_label_loss
 from gomuon.groups import is_matrix, layer_specs, watched_modules
 from gomuon.layers import PLAIN, LayerSpec, staggered
@@ -60,7 +60,7 @@ class WatchingOptimizer(PersistentOptimizer):
         """Leave positions where `mask` [batch, positions] is zero out of the statistics.
 
         For forward passes inside the context, and layers with one row for each entry of the mask.
-        Activation checkpointing repeats them in the backward pass, with the mask that came last.
+        Reentrant checkpointing repeats them in the backward pass, with the mask that came last.
         """
         if any(group.get("reduce") for group in self.param_groups):
             raise ValueError("a mask does not go with reduce=True, which averages over positions")
@@ -84,6 +84,7 @@ class WatchingOptimizer(PersistentOptimizer):
         """
         self.remove_hooks()
         self._model = model = unwrapped(model)
+        remove_inert_hooks(model)
         self._specs = self._layer_specs(model)
         for index in range(len(self.param_groups)):
             self._hook_group(index)

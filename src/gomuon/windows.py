@@ -1,12 +1,14 @@
 """What came in while the gate stood open: which layers read which tensor, and what was delivered.
 
-One tensor has one moment, however many layers read it.
+One tensor has one moment, however many layers read it. A reading lives as long as the graph that
+could deliver to it; once a backward pass has come, it is kept until the step.
 """
 
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
 from torch import Tensor
@@ -27,10 +29,15 @@ class Reading:
 
     def __init__(self, leader: "LayerHook", x: Tensor) -> None:
         self.leader = leader  # who read it first
+        self._input, self._version = weakref.ref(x), x._version
         self.former: LayerHook | None = None  # who forms its moment
         self._pass: int | None = None  # the backward pass in which that was settled
         self.total = leaf(leader.dtype, x.device, *leader.shapes[0])
         self.counts: dict[LayerHook, Tensor] = {}
+
+    def is_of(self, x: Tensor) -> bool:
+        """Whether x is the tensor that was read, not written to since."""
+        return self._input() is x and self._version == x._version
 
     def forms(self, reader: "LayerHook") -> bool:
         """Whether it is this reader who forms the moment; the first one asked does.
@@ -81,9 +88,10 @@ class Window:
         self.open = False  # for some of the hooks at least
         self._mask: Tensor | None = None
         self._last_mask: Tensor | None = None
-        self._delivered = False  # by a backward pass, to some reading
-        self._readings: dict[LayerHook, list[Reading]] = {}  # by leader
-        self._inputs: dict[int, tuple[weakref.ref[Tensor], int, Reading]] = {}
+        # By leader, in the order of the forward passes; the graph behind a tap holds its reading.
+        self._readings: dict[LayerHook, WeakKeyDictionary[Reading, None]] = {}
+        self._asked: set[Reading] = set()  # those a backward pass came to; held here
+        self._inputs: WeakValueDictionary[int, Reading] = WeakValueDictionary()
 
     def reading_of(self, x: Tensor, hook: "LayerHook") -> Reading:
         """The reading of x that `hook` takes part in; it leads it if nobody else does."""
@@ -92,21 +100,25 @@ class Window:
         # has led a reading of x leads again, so that checkpointing's second pass saves the same.
         if (
             known is not None
-            and known[0]() is x
-            and known[1] == x._version
-            and known[2].leader is not hook
-            and known[2].leader.reader == hook.reader
-            and known[2] in self._readings.get(known[2].leader, ())  # not forgotten, nor folded
+            and known.is_of(x)
+            and known.leader is not hook
+            and known.leader.reader == hook.reader
+            and self._counts(known)
         ):
-            return known[2]
+            return known
         reading = Reading(hook, x)
-        self._inputs[id(x)] = (weakref.ref(x), x._version, reading)
-        self._readings.setdefault(hook, []).append(reading)
+        self._inputs[id(x)] = reading
+        self._readings.setdefault(hook, WeakKeyDictionary())[reading] = None
         return reading
+
+    def _counts(self, reading: Reading) -> bool:
+        """Whether a reading is neither forgotten nor folded."""
+        return reading in self._readings.get(reading.leader, ())
 
     def forms(self, reading: Reading, hook: "LayerHook") -> bool:
         """Asked by backward: whether this hook is to form the reading's moment."""
-        self._delivered = True
+        if self._counts(reading):
+            self._asked.add(reading)
         return reading.forms(hook)
 
     def shares(self) -> dict["LayerHook", list[Term]]:
@@ -121,13 +133,18 @@ class Window:
 
     def fold(self, leader: "LayerHook") -> None:
         """Merge finished readings of the same readers, to bound memory."""
-        led = self._readings.get(leader, [])
+        led = list(self._readings.get(leader, ()))
+        if not in_backward():
+            # Asked by a pass that is over and delivered nothing: its graph may hold it, not we.
+            self._asked.difference_update(reading for reading in led if not reading.filled)
         filled = [reading for reading in led if reading.filled]
         for i, reading in enumerate(filled):
-            older = next((r for r in filled[:i] if r in led and r.times == reading.times), None)
+            older = next(
+                (r for r in filled[:i] if self._counts(r) and r.times == reading.times), None
+            )
             if older is not None:
                 older.absorb(reading)
-                led.remove(reading)
+                self._drop(reading)
 
     def forget_sums_of(self, hook: "LayerHook") -> None:
         """Drop what was delivered to readers none of whom has a gradient any more, hook first."""
@@ -136,17 +153,20 @@ class Window:
             readers = reading.counts
             return reading.filled and hook in readers and all(r.was_zeroed for r in readers)
 
-        if self._delivered:
-            self._keep_readings(lambda reading: not stale(reading))
+        self._drop_asked(stale)
 
     def forget_sums(self) -> None:
         """Drop what backward passes delivered; forward passes still awaiting theirs stay."""
-        self._keep_readings(lambda reading: not reading.filled)
-        self._delivered = False
+        self._drop_asked(lambda reading: reading.filled)
 
-    def _keep_readings(self, wanted: Callable[[Reading], bool]) -> None:
-        for leader, led in self._readings.items():
-            self._readings[leader] = [reading for reading in led if wanted(reading)]
+    def _drop_asked(self, unwanted: Callable[[Reading], bool]) -> None:
+        for reading in [reading for reading in self._asked if unwanted(reading)]:
+            self._drop(reading)
+
+    def _drop(self, reading: Reading) -> None:
+        """Let it count no longer, whoever else holds it."""
+        self._readings[reading.leader].pop(reading, None)
+        self._asked.discard(reading)
 
     @contextmanager
     def masked(self, mask: Tensor) -> Iterator[None]:
@@ -167,6 +187,6 @@ class Window:
 
     def clear(self) -> None:
         self._readings.clear()
+        self._asked.clear()
         self._inputs.clear()
-        self._delivered = False
         self._last_mask = self._mask
