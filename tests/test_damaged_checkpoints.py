@@ -408,6 +408,26 @@ def test_bare_parameters_are_not_cut() -> None:
             one.load_state_dict(source.state_dict())
 
 
+def test_one_factor_for_all_groups_of_a_convolution_is_taken_for_each() -> None:
+    """Counts that are possible for another module with this cut are loaded, and trained on."""
+    model = nn.Sequential(nn.Conv1d(4, 4, 2, groups=2), nn.Flatten(), nn.Linear(8, 3)).double()
+    optimizer = GoMuon(model, input_decay=0.9, refresh_every=1)
+
+    def learn_once() -> None:
+        optimizer.zero_grad()
+        model(torch.randn(5, 4, 3).double()).square().mean().backward()
+        optimizer.step()
+
+    learn_once()
+    checkpoint = saved(optimizer.state_dict())
+    factor = checkpoint["state"][0]["right_factor"]
+    assert factor.shape == (2, 4, 4)
+    checkpoint["state"][0]["right_factor"] = factor[:1]
+    optimizer.load_state_dict(checkpoint)
+    learn_once()
+    assert optimizer.state[model.get_parameter("0.weight")]["right_factor"].shape == (2, 4, 4)
+
+
 # ---- what nobody foresaw -------------------------------------------------------------------------
 
 

@@ -12,6 +12,7 @@ from gomuon.routing import plain_name
 from gomuon.settings import CHECKS, check_settings, plain
 
 Group = Mapping[str, Any]
+_KINDS = {True: "a matrix", False: "AdamW's"}
 
 
 def check_structure(checkpoint: Mapping[str, Any]) -> None:
@@ -106,13 +107,11 @@ def fitted_group(index: int, group: Group, saved: Group, recipe: Recipe) -> dict
     check_settings(settings, recipe.checks, f"group {index} of the checkpoint: ")
     fitting |= settings
     for name, parameter in named(group, index):
-        if is_matrix(fitting, parameter) != is_matrix(group, parameter):
-            kinds = (
-                ("AdamW's", "a matrix") if is_matrix(group, parameter) else ("a matrix", "AdamW's")
-            )
+        there, here = is_matrix(fitting, parameter), is_matrix(group, parameter)
+        if there != here:
             raise ValueError(
-                f"{name!r} is {kinds[0]} in the checkpoint and {kinds[1]} here; was it saved with "
-                "other routes, or another treatment of its group?"
+                f"{name!r} is {_KINDS[there]} in the checkpoint and {_KINDS[here]} here; was it "
+                "saved with other routes, or another treatment of its group?"
             )
     return fitting
 
