@@ -13,7 +13,7 @@ from torch.optim.optimizer import (
 )
 
 from gomuon.optimizer import MatrixOptimizer
-from tests.torch_suite import EVERY_METHOD, EVERY_WAY, assert_equal, problem, problems
+from tests.torch_suite import EVERY_METHOD, EVERY_WAY, WAYS, assert_equal, problem, problems
 
 # Made of bare parameters, methods that capture say so once; here that is meant.
 pytestmark = pytest.mark.filterwarnings(
@@ -108,6 +108,59 @@ def test_a_loaded_optimizer_is_equal(info: Any, bare: bool) -> None:
         file.seek(0)
         other.model.load_state_dict(one.model.state_dict())
         other.optimizer.load_state_dict(torch.load(file, weights_only=True))
+        assert_equal_states(other.optimizer, one.optimizer)
+        one.train(3)
+        other.train(3)
+        assert_equal(one.values(), other.values())
+
+
+WAYS_AND_NAMES = [
+    pytest.param(*way.values, one, other, id=f"{way.id}-{one}-{other}")
+    for way in WAYS
+    for one in (False, True)
+    for other in (False, True)
+    if way.values[1] or (one and other)  # a model's parameters have names
+]
+
+
+@pytest.mark.parametrize(("info", "bare", "first", "second"), WAYS_AND_NAMES)
+def test_a_state_dict_is_deterministic(info: Any, bare: bool, first: bool, second: bool) -> None:
+    """Two optimizers of equal parameters, named or not, one loaded from the other, then alike."""
+    for given in info.optim_inputs_func(device="cpu"):
+        one = problem(info, bare, named=first, **copy.deepcopy(given.kwargs))
+        one.train(10)
+        other = problem(info, bare, named=second, **copy.deepcopy(given.kwargs))
+        other.model.load_state_dict(one.model.state_dict())
+        other.optimizer.load_state_dict(copy.deepcopy(one.optimizer.state_dict()))
+        for _ in range(10):
+            one.train(1)
+            other.train(1)
+            assert_equal(one.values(), other.values())
+        for optimizer in (one.optimizer, other.optimizer):
+            for group in optimizer.param_groups:
+                group.pop("param_names", None)
+        assert_equal_states(one.optimizer, other.optimizer)
+        # Parameters in two groups have one number.
+        other.optimizer.param_groups.extend(other.optimizer.param_groups)
+        assert (
+            one.optimizer.state_dict()["param_groups"][-1]
+            == other.optimizer.state_dict()["param_groups"][-1]
+        )
+
+
+@EVERY_WAY
+@pytest.mark.parametrize("number", [float, int])
+def test_a_numeric_step_is_loaded(info: Any, bare: bool, number: type[float]) -> None:
+    """As torch's optimizers once counted; training goes on as with a tensor."""
+    for one, other in zip(problems(info, bare), problems(info, bare), strict=True):
+        one.train(3)
+        older = copy.deepcopy(one.optimizer.state_dict())
+        steps = [entries for entries in older["state"].values() if "step" in entries]
+        assert steps or info.name in ("KFAC", "Scion")  # whose parameters may all be matrices
+        for entries in steps:
+            entries["step"] = number(entries["step"].item())
+        other.model.load_state_dict(one.model.state_dict())
+        other.optimizer.load_state_dict(older)
         assert_equal_states(other.optimizer, one.optimizer)
         one.train(3)
         other.train(3)

@@ -172,15 +172,19 @@ class Problem:
         return [p.detach().clone() for p in self.parameters]
 
 
-def problem(info: Any, bare: bool = False, **kwargs: Any) -> Problem:
-    """The same start every time; queries and keys where a method needs them."""
+def problem(info: Any, bare: bool = False, named: bool = False, **kwargs: Any) -> Problem:
+    """The same start every time; queries and keys where a method needs them.
+
+    Bare parameters come with their names or without.
+    """
     attends = info.name == "MuonQK"
     model: nn.Module
     if attends:
         model = transformer(layers=1, dtype=torch.float32)
     else:
         model = mlp(6, 6, 6, 3, dtype=torch.float32)
-    return Problem(model, info.optim_cls(model.parameters() if bare else model, **kwargs), attends)
+    parameters = model.named_parameters() if named else model.parameters()
+    return Problem(model, info.optim_cls(parameters if bare else model, **kwargs), attends)
 
 
 def problems(info: Any, bare: bool) -> Iterator[Problem]:

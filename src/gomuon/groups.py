@@ -7,7 +7,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from gomuon.capture import Watched
-from gomuon.checkpoints import parameter_name
 from gomuon.layers import PLAIN, LayerSpec, check_spec
 from gomuon.readers import ConvReader, Sampling, is_transposed_linear, reader_for
 from gomuon.routing import Route, RoutingTable, plain_name, select
@@ -31,6 +30,12 @@ def is_matrix(group: Group, parameter: Tensor) -> bool:
     if group["treatment"] == "auto":
         return parameter.ndim >= 2
     return bool(group["treatment"] == "matrix")
+
+
+def parameter_name(group: Group, index: int, position: int) -> str:
+    """The name the user gave, or the parameter's place among the groups."""
+    names = group.get("param_names")
+    return names[position] if names else f"group {index}, parameter {position}"
 
 
 def named(group: Group, index: int) -> Iterator[tuple[str, Tensor]]:

@@ -14,8 +14,8 @@ from gomuon.adamw import adamw_step
 from gomuon.axes import Pending
 from gomuon.batching import alike
 from gomuon.capture import Capture, Statistics
-from gomuon.checkpoints import Shapes
 from gomuon.consolidation import keep_count
+from gomuon.entries import Cut
 from gomuon.errors import GeometryWarning, NonFiniteGradientError, naming
 from gomuon.exchange import Matrix, OwnedLayer
 from gomuon.faults import all_is_well, dense_gradients, unusable_gradients
@@ -130,7 +130,7 @@ class MatrixOptimizer(SharingOptimizer):
         self._observers: list[Observer] = []
         self._scaler: torch.amp.GradScaler | None = None
         self._warned: set[str] = set()
-        self._incoming: Mapping[str, Any] | None = None
+        self._incoming: dict[str, Any] | None = None
         # The list is shared, so hooks of groups added later go too when the optimizer goes.
         weakref.finalize(self, _remove_all, self._captures)
 
@@ -443,14 +443,16 @@ class MatrixOptimizer(SharingOptimizer):
 
     # ---- for saving and copying, see `persistence` ---------------------------------------------
 
-    def _shapes(self, parameter: Tensor, group: Mapping[str, Any]) -> Shapes:
-        """What the state of this parameter may look like."""
-        if not parameter.ndim:
-            return Shapes(frozenset({()}), None)
+    def _cut_of(self, parameter: Tensor, group: Mapping[str, Any]) -> Cut:
+        """How this parameter is cut, as far as that is known."""
+        if not parameter.ndim or not parameter.numel():
+            return Cut(frozenset(), (0, 0, 0, 0))  # no matrix
         layer = Layer("", parameter, {}, self._spec_of(parameter, group))
-        memories = frozenset({tuple(parameter.shape), (layer.blocks, *layer.shape)})
-        # How a layer is cut is known from its module only.
-        return Shapes(memories, None if self._model is None else layer.shape)
+        stacked = (layer.blocks, *layer.shape)
+        own = {tuple(parameter.shape)} if layer.is_reshape else set()
+        known = self._model is not None or not self._awaits_model
+        tiling = (layer.rows, layer.columns, *layer.shape)
+        return Cut(frozenset({stacked, *own}), tiling if known else None)
 
     def _spec_of(self, parameter: Tensor, group: Mapping[str, Any]) -> LayerSpec:
         return cut(self._specs.get(parameter, PLAIN), group)

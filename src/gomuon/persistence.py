@@ -10,8 +10,10 @@ from torch import Tensor, nn
 
 from gomuon.axes import Pending
 from gomuon.capture import Capture, Moment, Statistics
-from gomuon.checkpoints import FORMAT, Shapes, fitted, is_blank, restored_state
+from gomuon.checkpoints import FORMAT, Checkpoint, fitted, is_blank, mapping, restored_state
 from gomuon.consolidation import COUNT
+from gomuon.entries import Cut
+from gomuon.errors import RankError, told
 from gomuon.holdings import local_gradient
 from gomuon.layers import LayerSpec
 from gomuon.recipes import Recipe
@@ -36,8 +38,9 @@ class PersistentOptimizer(torch.optim.Optimizer):
     _spec_patterns: dict[str, LayerSpec]
     _scaler: torch.amp.GradScaler | None
     _process_group: Any
-    _incoming: Mapping[str, Any] | None
+    _incoming: Checkpoint | None
     _had_state: bool
+    _awaits_model: bool = False  # unpickled: how its parameters are cut is known once attached
 
     def __init__(self, params: Iterable[Any], defaults: dict[str, Any]) -> None:
         super().__init__(params, defaults)
@@ -52,8 +55,8 @@ class PersistentOptimizer(torch.optim.Optimizer):
         """Open or close the hooks for the coming step."""
 
     @abstractmethod
-    def _shapes(self, parameter: Tensor, group: Mapping[str, Any]) -> Shapes:
-        """What the state of this parameter may look like."""
+    def _cut_of(self, parameter: Tensor, group: Mapping[str, Any]) -> Cut:
+        """How this parameter is cut, as far as that is known."""
 
     @abstractmethod
     def _roll(self, index: int, group: Mapping[str, Any]) -> Roll:
@@ -97,36 +100,53 @@ class PersistentOptimizer(torch.optim.Optimizer):
             ValueError: the checkpoint does not fit; the optimizer is left as it was.
         """
 
-        def fit(_: torch.optim.Optimizer, incoming: dict[str, Any]) -> dict[str, Any]:
-            self._incoming = fitted(self.param_groups, incoming, self.recipe.name, self._shapes)
+        def fit(_: torch.optim.Optimizer, incoming: Any) -> Checkpoint:
+            self._incoming = fitted(self.param_groups, incoming, self.recipe, self._cut_of)
             return self._incoming
 
+        before = self.state, self.param_groups
         handle = self.register_load_state_dict_pre_hook(fit)
         try:
-            super().load_state_dict(dict(state_dict))
+            super().load_state_dict(mapping(state_dict))
+            self._settle()
+            self._gate()
+        except BaseException as failure:
+            self._put_back(*before)
+            told_well = isinstance(failure, (ValueError, RankError, Warning))
+            if told_well or not isinstance(failure, Exception):  # such as an interruption
+                raise
+            raise ValueError(
+                f"this checkpoint cannot be loaded, and the optimizer is as it was: {told(failure)}"
+            ) from failure
         finally:
             handle.remove()
             self._incoming = None
         self._rolls.clear()
-        self._settle()
-        self._gate()
+
+    def _put_back(self, state: Any, groups: list[dict[str, Any]]) -> None:
+        """Undo a loading that has failed; before anything was replaced this does nothing."""
+        if self.param_groups is not groups:
+            self.state, self.param_groups = state, groups
+            self._gate()
 
     def __getstate__(self) -> dict[str, Any]:
         """As torch's, with how layers are cut, which the geometry is of."""
-        return {**super().__getstate__(), "specs": self._spec_patterns}
+        of_model = self._model is not None or self._awaits_model
+        return {**super().__getstate__(), "specs": self._spec_patterns, "of_model": of_model}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = dict(state)
-        specs = state.pop("specs", None)
+        specs, of_model = state.pop("specs", None), state.pop("of_model", True)
         incoming = self.__dict__.get("_incoming")
         super().__setstate__(state)
         if incoming is not None:  # called by torch's load_state_dict, which has rounded the state
             for group in self.param_groups:
                 for parameter in group["params"]:
                     self.state.pop(parameter, None)
-            self.state.update(restored_state(self.param_groups, incoming))
+            self.state.update(restored_state(self.param_groups, incoming, self.recipe))
         if "_captures" not in self.__dict__:  # unpickled or copied
             self._begin(specs)
+            self._awaits_model = of_model
             self._captures.extend(Capture() for _ in self.param_groups)
             self._watch_steps()
             for holder in (self.defaults, *self.param_groups):  # older than a setting, perhaps

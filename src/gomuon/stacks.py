@@ -78,6 +78,8 @@ class Stack:
 
     def set(self, name: str, whole: Tensor) -> None:
         """Make `whole` [b, …] the layers' maps or factors of that name."""
+        # As a checkpoint gives it back: products of another layout differ in their last bits.
+        whole = whole.contiguous()
         parts = list(whole.split(self._sizes))
         for layer, part in zip(self.layers, parts, strict=True):
             layer.state[name] = part

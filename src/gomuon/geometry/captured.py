@@ -126,7 +126,7 @@ class CapturedMoments(Geometry):
             return observed.clone()  # not a view, which would keep the whole batch alive
         waited = group["step"] - layer.state.get(f"{side}_seen", 0) if self.elapsed else 1
         # Not in place: a layer that has shared it and no longer does keeps its own.
-        return factor.mul(beta**waited).add_(observed, alpha=1 - beta**waited)
+        return factor.mul(beta**waited).add(observed, alpha=1 - beta**waited)
 
 
 def root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
