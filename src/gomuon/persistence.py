@@ -152,6 +152,10 @@ class PersistentOptimizer(torch.optim.Optimizer):
             for holder in (self.defaults, *self.param_groups):  # older than a setting, perhaps
                 for name, value in self.recipe.defaults.items():
                     holder.setdefault(name, self.defaults.get(name, value))
+            for group in self.param_groups:
+                group.setdefault(
+                    "base_lr", float(self.defaults["lr"]) or self.recipe.defaults["lr"]
+                )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         new = type(self).__new__(type(self))
