@@ -149,7 +149,9 @@ class MatrixOptimizer(SharingOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with self._full_precision(), self._cores():
+        cores = self._cores()
+        # Twice: an interrupt may cut short the end of one, and then the other gives cores back.
+        with self._full_precision(), cores, cores:
             if self._gradients_are_finite():
                 for index, group in enumerate(self.param_groups):
                     self._step_matrices(index, group)
