@@ -1,11 +1,13 @@
 """Threads that answer calls, and never go on after whoever asked has left.
 
 Ctrl-C raises KeyboardInterrupt in the main thread, between any two of its instructions. Python's
-own pool, futures and events do not bear that: a lock may stay taken, or a thread that nobody knows
-waits for ever and keeps the process from ending. So here the asking side does only what can be
-done again after an interrupt (set a flag, pass a lock, put into a queue), and threads are daemons.
+own threads, futures and pools do not bear that: a lock may stay taken, or a thread that nobody
+knows of waits for ever and keeps the process from ending. So here the asking side does only what
+can be done again after an interrupt (set a flag, pass a lock, put into a queue), and threads are
+those of `_thread`, which start in one instruction and end with the process.
 """
 
+import _thread
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from queue import SimpleQueue
@@ -22,25 +24,19 @@ class Crew:
     def __init__(self, threads_each: int) -> None:
         self._threads_each = threads_each
         self._calls: SimpleQueue[_Call[Any]] = SimpleQueue()
-        self._hired: list[threading.Thread] = []
+        self._hired = 0
         self._hiring = threading.Lock()
 
     def hire(self, size: int) -> None:
         """Have at least so many threads."""
-        if len(self._hired) >= size:
+        if self._hired >= size:
             return
         with self._hiring:
-            while len(self._hired) < size:
-                thread = threading.Thread(
-                    target=_serve,
-                    args=(self._calls, self._threads_each),
-                    name="gomuon",
-                    daemon=True,
-                )
-                thread.start()
+            while self._hired < size:
+                _thread.start_new_thread(_serve, (self._calls, self._threads_each))
                 # Counted afterwards: after an interrupt there may be one more than is known, which
                 # does no harm, but never one less, which calls would wait for.
-                self._hired.append(thread)
+                self._hired += 1
 
     def give(self, call: "_Call[Any]") -> None:
         """Have it answered, by whoever is free first."""

@@ -6,6 +6,7 @@ for ever. The numbers themselves are kept per thread by the OpenMP runtime and, 
 Here only those are set. Where they cannot be reached nothing is set at all (see `settable`).
 """
 
+import _thread
 import ctypes
 import functools
 import threading
@@ -85,17 +86,21 @@ def _symbol(name: str) -> Callable[..., int]:
 def _acts_on_torch(runtime: _Runtime) -> bool:
     """Try it, in a thread of its own that takes its numbers with it."""
     seen: list[tuple[int, int]] = []
+    trying = threading.Lock()
+    trying.acquire()
 
     def attempt() -> None:
-        torch.get_num_threads()
-        for threads in (2, 1):
-            runtime.set(threads)
-            seen.append((torch.get_num_threads(), runtime.get_mkl() or threads))
+        try:
+            torch.get_num_threads()
+            for threads in (2, 1):
+                runtime.set(threads)
+                seen.append((torch.get_num_threads(), runtime.get_mkl() or threads))
+        finally:
+            trying.release()
 
-    thread = threading.Thread(target=attempt, name="gomuon", daemon=True)
-    thread.start()
-    thread.join()
-    return seen == [(2, 2), (1, 1)]
+    _thread.start_new_thread(attempt, ())  # why not threading.Thread: see `crew`
+    with trying:
+        return seen == [(2, 2), (1, 1)]
 
 
 def _ignore(threads: int) -> int:
