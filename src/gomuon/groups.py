@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gomuon.capture import Watched
+from gomuon.functional.checks import shown
 from gomuon.layers import PLAIN, LayerSpec, check_spec
 from gomuon.readers import ConvReader, Sampling, is_transposed_linear, reader_for
 from gomuon.routing import Route, RoutingTable, plain_name, select
@@ -113,6 +114,8 @@ def layer_specs(
     specs = module_specs(model, biases)
     names = {plain_name(name): p for name, p in model.named_parameters()}
     for name, spec in select(patterns, list(names), "specs"):
+        if not isinstance(spec, LayerSpec):
+            raise TypeError(f"specs must give {name!r} a LayerSpec, got {shown(spec)}")
         own = specs.get(names[name], PLAIN)
         if own.parts > 1 and (spec.rows, spec.columns) != (own.parts, 1):
             raise ValueError(

@@ -19,6 +19,7 @@ from gomuon.entries import Cut
 from gomuon.errors import GeometryWarning, NonFiniteGradientError, naming
 from gomuon.exchange import Matrix, OwnedLayer
 from gomuon.faults import all_is_well, dense_gradients, unusable_gradients
+from gomuon.functional.checks import shown
 from gomuon.functional.spreading import concurrently, cores_for_workers
 from gomuon.groups import (
     cut,
@@ -93,6 +94,8 @@ class MatrixOptimizer(SharingOptimizer):
         }
         check_settings(defaults, self.recipe.checks)
         defaults["adamw"] = {**ADAMW_DEFAULTS, **defaults["adamw"]}
+        if specs is not None and not isinstance(specs, Mapping):
+            raise TypeError(f"specs must be a dict or None, got {shown(specs)}")
         self._begin(specs)
         check_group(process_group)
         self._process_group = process_group
@@ -106,6 +109,10 @@ class MatrixOptimizer(SharingOptimizer):
         else:
             if routes is not None or specs is not None:
                 raise ValueError("routes and specs need the model: pass it, not its parameters")
+            if not isinstance(params, Iterable):
+                raise TypeError(
+                    f"params must be a model, parameters or groups of them, got {shown(params)}"
+                )
             self._check_bare()
             super().__init__(params, defaults)
             self._warn_uncaptured_construction()
@@ -145,7 +152,9 @@ class MatrixOptimizer(SharingOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        with self._full_precision(), self._cores(), self._all_or_forgotten():
+        cores = self._cores()
+        # Twice: an interrupt may cut short the end of one, and then the other gives cores back.
+        with self._full_precision(), cores, cores, self._all_or_forgotten():
             if self._gradients_are_finite():
                 rolls = [self._roll(index, group) for index, group in enumerate(self.param_groups)]
                 for index, roll in enumerate(rolls):
@@ -281,6 +290,8 @@ class MatrixOptimizer(SharingOptimizer):
             group.setdefault("lr", group["adamw"]["lr"])
             group.setdefault("weight_decay", group["adamw"]["weight_decay"])
         group.setdefault("step", 0)
+        if "params" not in group:
+            raise ValueError(f"a group must have 'params', got one with {list(param_group)}")
         group["params"] = self._with_names(group["params"])
         super().add_param_group(group)
         index = len(self.param_groups) - 1

@@ -9,6 +9,7 @@ from typing import Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
+from gomuon.functional.checks import shown
 from gomuon.holdings import is_fully_sharded, is_sharded, refusal
 from gomuon.readers import ConvReader, Sampling, reader_for
 
@@ -197,6 +198,8 @@ def _override(
         return lambda name, module, parameter: None
     if callable(routes):
         return lambda name, module, parameter: _known(routes(name, module, parameter), name)
+    if not isinstance(routes, Mapping):
+        raise TypeError(f"routes must be a dict, a function or None, got {shown(routes)}")
     for pattern, treatment in routes.items():
         _known(treatment, pattern)
     chosen = dict(select(routes, names, "routes"))
@@ -209,9 +212,12 @@ def select(
     """Each name a pattern matches, with the first matching pattern's value.
 
     Raises:
+        TypeError: a pattern is no string.
         ValueError: a pattern matches nothing.
     """
     for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"{keyword} must have names as keys, got {shown(pattern)}")
         if not fnmatch.filter(names, pattern):
             near = difflib.get_close_matches(pattern, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""

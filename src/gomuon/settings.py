@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 import torch
 
+from gomuon.functional.checks import shown
 from gomuon.functional.polar import PolarMethod
 
 AdamWSettings = Mapping[str, Any]
@@ -143,7 +144,7 @@ def check_settings(settings: Mapping[str, Any], own: Checks | None = None, where
         if name == "adamw":
             _check_adamw(value)
         elif name in checks and not _holds(checks[name][0], value):
-            raise ValueError(f"{where}{name} must be {checks[name][1]}, got {value!r}")
+            raise ValueError(f"{where}{name} must be {checks[name][1]}, got {shown(value)}")
 
 
 def _holds(check: Callable[[Any], bool], value: Any) -> bool:
@@ -165,7 +166,7 @@ def plain(value: Any) -> Any:
 
 def _check_adamw(adamw: Any) -> None:
     if not isinstance(adamw, Mapping):
-        raise ValueError(f"adamw must be a dict of {', '.join(ADAMW_DEFAULTS)}, got {adamw!r}")
+        raise ValueError(f"adamw must be a dict of {', '.join(ADAMW_DEFAULTS)}, got {shown(adamw)}")
     unknown = [name for name in adamw if name not in ADAMW_DEFAULTS]
     if unknown:
         raise ValueError(f"adamw takes {', '.join(ADAMW_DEFAULTS)}; it has no {unknown[0]!r}")

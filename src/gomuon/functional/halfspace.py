@@ -1,8 +1,12 @@
 """The halfspace baseline of the map-back study: a reading, the paper does not define it."""
 
+import math
+
 import torch
 from torch import Tensor
 
+from gomuon.functional import checks
+from gomuon.functional.linalg import attempt
 from gomuon.functional.oracle import preconditioned
 from gomuon.functional.polar import PolarMethod, polar
 
@@ -29,12 +33,21 @@ def halfspace_direction(
         tau: the share of ‖M‖_* to keep, in [0, 1).
         polar_method: see `polar`.
         bisections: halvings of the bracket around λ.
+
+    Raises:
+        TypeError: an argument has another type.
+        ValueError: shapes, dtypes or devices do not fit, or a number is out of range.
+        DecompositionError: see `polar`.
     """
-    if not 0 <= tau < 1:
-        raise ValueError(f"tau must be in [0, 1), got {tau!r}")
+    M = checks.sided(M, left, right)
+    tau = checks.number(tau, "tau must be in [0, 1)", 0, 1)
+    checks.number(bisections, "bisections must be a whole number >= 0", 0, whole=True)
+    checks.method(polar_method)
     Z = preconditioned(M, left, right)
     U = polar(Z, polar_method)
-    wanted = tau * torch.linalg.matrix_norm(M, ord="nuc") if tau else torch.zeros_like(M[..., 0, 0])
+    wanted = M.new_zeros(M.shape[:-2])
+    if tau:
+        wanted = tau * attempt(torch.linalg.matrix_norm, M, ord="nuc")
     violated = _inner(M, U) < wanted
     if not bool(violated.any()):
         return U
@@ -51,11 +64,15 @@ def _bisect(M: Tensor, Z: Tensor, wanted: Tensor, method: PolarMethod, bisection
     low, below = torch.zeros_like(wanted), polar(Z, method)
     # ⟨M, polar(Z + λM)⟩ grows with λ and tends to ‖M‖_*, so doubling finds an upper end.
     high = torch.linalg.matrix_norm(Z) / torch.linalg.matrix_norm(M)
+    high = torch.where((high > 0) & high.isfinite(), high, 1.0)  # norms may under- or overflow
     above, enough = at(high)
-    while not bool(enough.all()):
+    for _ in range(_doublings(M.dtype)):
+        if bool(enough.all()):
+            break
         low, below = torch.where(enough, low, high), _choose(enough, below, above)
         high = torch.where(enough, high, 2 * high)
         above, enough = at(high)
+    reached = enough
     for _ in range(bisections):
         middle = (low + high) / 2
         candidate, enough = at(middle)
@@ -64,7 +81,14 @@ def _bisect(M: Tensor, Z: Tensor, wanted: Tensor, method: PolarMethod, bisection
     # Both sides maximise at λ, so every mixture does; this one lies on the constraint.
     lacking, excess = wanted - _inner(M, below), _inner(M, above) - wanted
     share = lacking / (lacking + excess).clamp_min(torch.finfo(M.dtype).tiny)
-    return below + share.clamp(0, 1)[:, None, None] * (above - below)
+    mixture = below + share.clamp(0, 1)[:, None, None] * (above - below)
+    # Near τ = 1 an approximate polar may keep less than is wanted of any source, even of M itself.
+    return mixture if bool(reached.all()) else _choose(reached, mixture, polar(M, method))
+
+
+def _doublings(dtype: torch.dtype) -> int:
+    """After so many λM leaves no more of Z than roundoff, and some to spare."""
+    return 8 - math.frexp(torch.finfo(dtype).eps)[1]
 
 
 def _choose(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:

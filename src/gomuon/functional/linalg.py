@@ -1,7 +1,7 @@
 """Decompositions on all cores that try again in float64 before they give up."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,18 +25,28 @@ def decompose(routine: Callable[[Tensor], Decomposition], X: Tensor) -> tuple[Te
     Raises:
         DecompositionError: X is not finite, or both attempts failed; the message says why.
     """
-    what = f"a {tuple(X.shape)} {X.dtype} matrix"
-    # LAPACK may answer these with anything, a finite result included.
-    if not bool(finite_matrices(X).all()):
-        raise DecompositionError(f"cannot decompose {what}: it holds NaN or infinity")
+    _require_finite(X)
     try:
         return over_batch(routine, X)
     except torch.linalg.LinAlgError:
         try:
             return tuple(factor.to(X.dtype) for factor in over_batch(routine, X.double()))
         except torch.linalg.LinAlgError as second:
-            message = f"cannot decompose {what}, nor in float64: {second}"
+            message = f"cannot decompose {_told(X)}, nor in float64: {second}"
             raise DecompositionError(message) from second
+
+
+def attempt(routine: Callable[..., Tensor], X: Tensor, *more: Tensor, **options: Any) -> Tensor:
+    """`routine(X, …)` in this thread and precision, without a second attempt.
+
+    Raises:
+        DecompositionError: X is not finite, or the routine failed; the message says why.
+    """
+    _require_finite(X)
+    try:
+        return routine(X, *more, **options)
+    except torch.linalg.LinAlgError as failure:
+        raise DecompositionError(f"cannot decompose {_told(X)}: {failure}") from failure
 
 
 def has_float64(X: Tensor) -> bool:
@@ -53,6 +63,19 @@ def finite_matrices(X: Tensor) -> Tensor:
     # A sum is quicker than looking at every entry; it may overflow where none of them does.
     finite = X.sum(dim=(-2, -1)).isfinite()
     return finite if bool(finite.all()) else X.isfinite().all(-1).all(-1)
+
+
+def _require_finite(X: Tensor) -> None:
+    """Raise for NaN and infinity, which LAPACK may answer with anything, a finite result included.
+
+    Every decomposition goes through here.
+    """
+    if not bool(finite_matrices(X).all()):
+        raise DecompositionError(f"cannot decompose {_told(X)}: it holds NaN or infinity")
+
+
+def _told(X: Tensor) -> str:
+    return f"a {tuple(X.shape)} {X.dtype} matrix"
 
 
 def over_batch(

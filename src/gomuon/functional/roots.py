@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from gomuon.functional import checks
 from gomuon.functional.linalg import decompose, over_batch
 from gomuon.functional.products import symmetric_product
 
@@ -19,15 +20,13 @@ def inverse_root(S: Tensor, power: float) -> Tensor:
         gives the identity.
 
     Raises:
+        TypeError: S is not a tensor, or power not a number.
         ValueError: S is not square or not float32 or float64, or power is negative.
         DecompositionError: the eigendecomposition failed, in float64 too.
     """
-    if S.ndim < 2 or S.shape[-1] != S.shape[-2]:
-        raise ValueError(f"inverse_root needs square matrices [..., d, d], got {tuple(S.shape)}")
-    if S.dtype not in (torch.float32, torch.float64):
-        raise ValueError(f"inverse_root needs float32 or float64, got {S.dtype}")
-    if not power >= 0:
-        raise ValueError(f"inverse_root needs a power >= 0, got {power!r}")
+    checks.square(S, "S")
+    checks.decomposable(S, "S")
+    power = checks.number(power, "power must be a number, power >= 0", 0)
     return over_batch(lambda part: (_inverse_root(part, power),), S)[0]
 
 

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from gomuon.functional import checks
+
 
 def oas(S: Tensor, n: int | float | Tensor) -> tuple[Tensor, Tensor]:
     """Oracle Approximating Shrinkage, Equations (17)–(18) (Chen et al. 2010).
@@ -16,12 +18,12 @@ def oas(S: Tensor, n: int | float | Tensor) -> tuple[Tensor, Tensor]:
         S = 0, a multiple of the identity) every λ gives S back, and λ = 1.
 
     Raises:
-        ValueError: S is not square, or n is a number below 1.
+        TypeError: S is not a tensor, or n not a number.
+        ValueError: S is not square or empty, or n is a number below 1 or does not broadcast.
     """
-    if S.ndim < 2 or S.shape[-1] != S.shape[-2]:
-        raise ValueError(f"oas needs square matrices [..., d, d], got shape {tuple(S.shape)}")
-    if not isinstance(n, Tensor) and not n >= 1:
-        raise ValueError(f"oas needs the number of samples n >= 1, got {n!r}")
+    checks.square(S, "S")
+    checks.not_empty(S, "S")
+    checks.weights(n, S, "n must be the number of samples, n >= 1, or a tensor of them", 1)
     d = S.shape[-1]
     # λ does not depend on the scale of S; dividing it out keeps the squares below in range.
     scale = _mean_eigenvalue(S)
@@ -33,11 +35,22 @@ def oas(S: Tensor, n: int | float | Tensor) -> tuple[Tensor, Tensor]:
     numerator = (1 - 2 / d) * square + trace.square()
     denominator = (n + 1 - 2 / d) * dispersion
     intensity = torch.where(denominator > 0, numerator / denominator, 1.0).clamp(0, 1).to(S.dtype)
-    return shrink(S, intensity), intensity
+    return _shrunk(S, intensity), intensity
 
 
 def shrink(S: Tensor, intensity: float | Tensor) -> Tensor:
-    """(1−λ)S + λ·tr(S)/d·I for intensity λ, a number or a tensor that broadcasts over [...]."""
+    """(1−λ)S + λ·tr(S)/d·I for intensity λ, a number or a tensor that broadcasts over [...].
+
+    Raises:
+        TypeError: S is not a tensor, or intensity not a number.
+        ValueError: S is not square, or intensity is not finite or does not broadcast.
+    """
+    checks.square(S, "S")
+    checks.weights(intensity, S, "intensity must be a finite number, or a tensor of them")
+    return _shrunk(S, intensity)
+
+
+def _shrunk(S: Tensor, intensity: float | Tensor) -> Tensor:
     weight = torch.as_tensor(intensity, dtype=S.dtype, device=S.device)
     return _plus_identity((1 - weight)[..., None, None] * S, weight * _mean_eigenvalue(S))
 

@@ -1,0 +1,7 @@
+"""A few cases of the campaign; `python -m tests.faults calls` runs them all."""
+
+from tests.faults.campaign import run
+
+
+def test_arguments_at_random_are_taken_or_named() -> None:
+    assert run("calls", range(300), processes=1).failures == ()
