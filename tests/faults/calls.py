@@ -26,7 +26,7 @@ CASES = 5000
 
 Arguments = dict[str, Any]
 Shape = tuple[tuple[int, ...], torch.dtype] | None  # None: a plain number
-METHODS = ("svd", "canonical", "gram", "polar-express", "auto")
+METHODS = ("svd", "canonical", "polar-express", "auto")
 
 
 @dataclass(frozen=True)

@@ -207,19 +207,21 @@ def test_the_scale_does_not_matter(scale: float, method: PolarMethod) -> None:
     ids=["integer", "bfloat16", "complex", "vector", "scalar"],
 )
 def test_anything_but_a_floating_matrix_is_refused(X: Tensor) -> None:
-    with pytest.raises(ValueError, match="polar needs a dense float32 or float64"):
+    with pytest.raises(
+        ValueError, match=r"^X (needs a floating-point dtype|needs float32|must be)"
+    ):
         polar(X)
 
 
 def test_an_unknown_method_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match="'newton'"):
         polar(torch.eye(2), "newton")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"\['svd'\]"):
+    with pytest.raises(TypeError, match="method must be the name"):
         polar(torch.eye(2), ["svd"])  # type: ignore[arg-type]
 
 
 def test_what_is_no_tensor_is_refused_by_type() -> None:
-    with pytest.raises(TypeError, match="needs a tensor X, got list"):
+    with pytest.raises(TypeError, match="X must be a tensor"):
         polar([[1.0]])  # type: ignore[arg-type]
 
 

@@ -159,10 +159,10 @@ def weights(value: Any, S: Tensor, expected: str, low: float = -math.inf) -> Non
     together(value.shape, name, S.shape[:-2], "S")
 
 
-def method(value: Any) -> None:
+def method(value: Any, name: str = "polar_method") -> None:
     """Raise a TypeError unless a polar method is a name; which names there are, `polar` knows."""
     if not isinstance(value, str):
-        raise TypeError(f"polar_method must be the name of a method, got {shown(value)}")
+        raise TypeError(f"{name} must be the name of a polar method, got {shown(value)}")
 
 
 def shown(value: Any) -> str:

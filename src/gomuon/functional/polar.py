@@ -9,6 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from gomuon.functional import checks
 from gomuon.functional.linalg import decompose, finite_matrices, has_float64, over_batch
 from gomuon.functional.products import symmetric_product
 
@@ -42,18 +43,14 @@ def polar(X: Tensor, method: PolarMethod = "svd") -> Tensor:
             LAPACK SVD.
 
     Raises:
-        TypeError: X is not a tensor.
-        ValueError: X is not a floating matrix, or the method is unknown.
+        TypeError: X is not a dense tensor, or method not a name.
+        ValueError: X is not a float32 or float64 matrix, or the method is unknown.
         DecompositionError: the decomposition failed, in float64 too.
     """
-    if not isinstance(X, Tensor):
-        raise TypeError(f"polar needs a tensor X, got {type(X).__name__}")
-    if X.ndim < 2 or X.dtype not in (torch.float32, torch.float64) or X.layout != torch.strided:
-        raise ValueError(
-            "polar needs a dense float32 or float64 tensor X [..., m, n], got "
-            f"{X.dtype} {tuple(X.shape)}"
-        )
-    if not isinstance(method, str) or method not in _METHODS:
+    checks.matrix(X, "X")
+    checks.decomposable(X, "X")
+    checks.method(method, "method")
+    if method not in _METHODS:
         raise ValueError(f"polar method must be one of {get_args(PolarMethod)}, got {method!r}")
     if not X.numel():
         return torch.zeros_like(X)
