@@ -6,6 +6,7 @@ single process, can go on from.
 """
 
 import argparse
+import gc
 import os
 
 import torch
@@ -71,6 +72,7 @@ def main() -> None:
         dist.barrier()  # nobody closes a connection that another still reads from
         print(f"rank {dist.get_rank()} is done", flush=True)
     finally:
+        gc.collect()  # what still holds the group goes first, so that its threads end here
         dist.destroy_process_group()
 
 

@@ -6,6 +6,7 @@ checkpoint of this example or of ddp.py, saved on any number of ranks.
 """
 
 import argparse
+import gc
 import os
 from typing import Any
 
@@ -87,6 +88,7 @@ def main() -> None:
         dist.barrier()  # nobody closes a connection that another still reads from
         print(f"rank {dist.get_rank()} is done", flush=True)
     finally:
+        gc.collect()  # what still holds the group goes first, so that its threads end here
         dist.destroy_process_group()
 
 

@@ -123,9 +123,9 @@ def unlike_gradients(
         for what, values in (("length", lengths), ("sum", sums)):
             least, most = min(values), max(values)
             if most - least > allowed:
-                low, high = values.index(least), values.index(most)
+                one, other = sorted((values.index(least), values.index(most)))
                 return (
                     f"the gradient of {name!r} is not the same on all ranks: its {what} is "
-                    f"{values[low]:.4g} on rank {low} and {values[high]:.4g} on rank {high}"
+                    f"{values[one]:.4g} on rank {one} and {values[other]:.4g} on rank {other}"
                 )
     return None

@@ -1,5 +1,6 @@
 """Runs a function in several processes at once, and looks at how each of them ended."""
 
+import gc
 import io
 import multiprocessing as mp
 import os
@@ -84,7 +85,9 @@ def _work(
     end.send_bytes(file.getvalue())
     if answer[0] and meet:
         dist.barrier()  # nobody closes a connection that another still reads from
-    # A process that ends with its group open may abort or hang.
+    # A process that ends with its group open may abort or hang, and so may its group's threads if
+    # models that are gone still hold it.
+    gc.collect()
     dist.destroy_process_group()
 
 
