@@ -12,6 +12,7 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from gomuon import GoMuon, Muon
+from gomuon.optimizer import MatrixOptimizer
 from gomuon.wrapping import Wrapping
 from tests.models import mlp, train, transformer
 
@@ -23,6 +24,10 @@ def hooks(model: nn.Module) -> list[Wrapping]:
         for hook in module._forward_pre_hooks.values()
         if isinstance(hook, Wrapping)
     ]
+
+
+def found(optimizer: MatrixOptimizer) -> bool:
+    return optimizer._wrapping.found
 
 
 def test_one_hook_that_goes_with_its_optimizer() -> None:
@@ -64,11 +69,11 @@ def test_copies_and_pickles_of_the_model_find_nothing_for_others(
         torch.load(file, weights_only=False),
     ):
         train(copied, Muon(copied), range(1))
-        assert not optimizer._wrapping.found
+        assert found(optimizer) is False
         assert optimizer._wrapping not in hooks(copied)
     train(model, optimizer, range(1))
-    assert optimizer._wrapping.found
-    assert copy.deepcopy(optimizer)._wrapping.found
+    assert found(optimizer) is True
+    assert found(copy.deepcopy(optimizer)) is True
 
 
 @pytest.fixture
@@ -86,7 +91,7 @@ def test_the_compiler_leaves_it_out_of_the_graph(monkeypatch: pytest.MonkeyPatch
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     x = torch.ones(2, 4, dtype=torch.float64)
     compiled(x)
-    assert not optimizer._wrapping.found
+    assert found(optimizer) is False
     torch._dynamo.reset()
     wrapper = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     vars(wrapper)["process_group"] = None
@@ -94,7 +99,7 @@ def test_the_compiler_leaves_it_out_of_the_graph(monkeypatch: pytest.MonkeyPatch
         inside.setattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", wrapper)
         inside.setattr(torch._dynamo.config, "optimize_ddp", False)  # this one has no buckets
         compiled(x)
-    assert optimizer._wrapping.found
+    assert found(optimizer) is True
     graphs = counters["stats"]["unique_graphs"]
     compiled(x)
     assert counters["stats"]["unique_graphs"] == graphs, "compiled again once it was found"

@@ -5,13 +5,13 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch.distributed as dist
-from torch import nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,7 +25,7 @@ from tests.ranks.worlds import wrapped
 CASES = 30
 
 METHODS: tuple[type[MatrixOptimizer], ...] = (GoMuon, KFAC, Muon, Shampoo, SOAP)
-WARM_STEPS = 3
+WARM = 3  # iterations
 TIME_OUT = 6.0  # seconds, of the process group
 GRACE = 10.0  # seconds more in which a rank must have ended, on a machine that others use as well
 HANGING = 90.0  # seconds after which a whole case is given up
@@ -41,8 +41,9 @@ class Fault:
     work: str
     method: int
     what: str  # "kill", "raise" or "stall"
-    later: int  # whole steps after the warm ones
-    moment: float  # which part of a step has gone by then: of its seconds, or of its operations
+    later: int  # whole iterations after the warm ones
+    since: str  # in an iteration from its "forward" pass on, or from its "step" on
+    moment: float  # which part of that has gone by then: of its seconds, or of its operations
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,7 @@ def fault_of(seed: int) -> Fault:
         method=rng.randrange(len(METHODS)),
         what=rng.choice(("kill", "raise", "stall")),
         later=rng.randrange(5),
+        since=rng.choice(("forward", "step", "step")),
         moment=rng.random(),
     )
 
@@ -85,19 +87,56 @@ class AtOperation(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Training:
+    """One iteration after the other, that knows which phase it is in."""
+
+    def __init__(self, place: Place, fault: Fault) -> None:
+        self.place = place
+        self.model = wrapped(transformer(layers=1), fault.kind)
+        self.optimizer = METHODS[fault.method](self.model, work=fault.work)
+        self.phase, self.number = "", 0
+
+    def iterate(self, since: str = "", within: AbstractContextManager[Any] | None = None) -> None:
+        """Go through the phases; from one of them on within a context."""
+        with ExitStack() as context:
+            for phase in ("forward", "backward", "step"):
+                self.phase = phase
+                if phase == since and within is not None:
+                    context.enter_context(within)
+                getattr(self, phase)()
+
+    def forward(self) -> None:
+        window = tokens(10 * self.number + self.place.rank, 2)
+        self.number += 1
+        logits = self.model(window[:, :-1])
+        self.loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
+
+    def backward(self) -> None:
+        self.optimizer.zero_grad()
+        self.loss.backward()
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+
+@contextmanager
+def killed_after(seconds: float, die: Callable[[], None]) -> Iterator[None]:
+    threading.Timer(seconds, die).start()
+    yield
+
+
 def training(place: Place, fault: Fault) -> Told:
     """Train until something is wrong; long after the fault that is wrong too."""
-    model = wrapped(transformer(layers=1), fault.kind)
-    optimizer = METHODS[fault.method](model, work=fault.work)
-    iteration = _Iteration(place, model, optimizer)
-    for _ in range(WARM_STEPS):
-        begin = time.monotonic()
-        with AtOperation() as counting:
-            iteration()
-        seconds = time.monotonic() - begin
+    train = Training(place, fault)
+    for _ in range(WARM):
+        train.iterate()
+    all_of_them = AtOperation()
+    begin = time.monotonic()
+    train.iterate(fault.since, all_of_them)
+    seconds = time.monotonic() - begin
     dist.barrier()
     for _ in range(fault.later):
-        iteration()
+        train.iterate()
     happened = place.folder / "happened"
 
     def die() -> None:
@@ -112,40 +151,22 @@ def training(place: Place, fault: Fault) -> Told:
         happened.write_text(str(time.time()))
         time.sleep(2 * TIME_OUT)
 
+    number = 1 + int(fault.moment * all_of_them.count)
+    ways: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+        "kill": lambda: killed_after(fault.moment * seconds, die),
+        "raise": lambda: AtOperation(number, fail),
+        "stall": lambda: AtOperation(number, stall),
+    }
     try:
-        if place.rank == fault.victim and fault.what == "kill":
-            threading.Timer(fault.moment * seconds, die).start()
-        if place.rank == fault.victim and fault.what != "kill":
-            number = 1 + int(fault.moment * counting.count)
-            with AtOperation(number, fail if fault.what == "raise" else stall):
-                iteration()
+        if place.rank == fault.victim:
+            train.iterate(fault.since, ways[fault.what]())
         begin = time.monotonic()
         while time.monotonic() - begin < 2 * TIME_OUT + GRACE:
-            iteration()
+            train.iterate()
     except Exception as error:
         words = "; ".join([str(error), *getattr(error, "__notes__", ())])
-        return Told(iteration.phase, type(error).__name__, words, time.time())
+        return Told(train.phase, type(error).__name__, words, time.time())
     return Told("", "", "", time.time())
-
-
-class _Iteration:
-    """One step of training after the other, that knows where it is."""
-
-    def __init__(self, place: Place, model: nn.Module, optimizer: MatrixOptimizer) -> None:
-        self.place, self.model, self.optimizer = place, model, optimizer
-        self.phase, self.step = "", 0
-
-    def __call__(self) -> None:
-        window = tokens(10 * self.step + self.place.rank, 2)
-        self.step += 1
-        self.phase = "forward"
-        logits = self.model(window[:, :-1])
-        loss = F.cross_entropy(logits.flatten(0, 1), window[:, 1:].flatten())
-        self.phase = "backward"
-        self.optimizer.zero_grad()
-        loss.backward()
-        self.phase = "step"
-        self.optimizer.step()
 
 
 def outcome(seed: int, folder: Path) -> tuple[Fault, list[Ending], float]:

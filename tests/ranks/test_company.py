@@ -224,7 +224,7 @@ def resumed(place: Place, how: str, target: str) -> tuple[Weights, list[str]]:
         if how == "directory":
             load(outer, other, Path(target))
         else:
-            inner.load_state_dict(model.module.state_dict())  # type: ignore[union-attr, operator]
+            inner.load_state_dict(model.module.state_dict())  # type: ignore[union-attr]
             other.load_state_dict(whole if how == "whole" else part)
         train(outer, other, range(6, 12), place)
     held = {name: len(other.state[p]) for name, p in inner.named_parameters() if p.ndim == 2}
