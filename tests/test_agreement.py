@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -40,6 +41,8 @@ def test_what_means_the_same_has_the_same_number() -> None:
     assert number(betas=(0.9, 0.95)) == number(betas=[0.9, 0.95])
     assert number(mine=Odd()) == number(mine=Odd())
     assert number(lr=torch.tensor(0.5)) == number(lr=0.5)
+    assert number(lr=np.float64(0.5), refresh_every=np.int64(4)) == number(lr=0.5, refresh_every=4)
+    assert number(refresh_every=np.int64(4)) != number(refresh_every=np.int64(5))
     assert number(lr=math.nan) == number(lr=math.nan)
 
 

@@ -32,21 +32,27 @@ def found(optimizer: MatrixOptimizer) -> bool:
 
 def test_one_hook_that_goes_with_its_optimizer() -> None:
     model = mlp(4, 4, 4)
-    optimizer = Muon(model)
+    optimizer = GoMuon(model)
     assert len(hooks(model)) == 1
     optimizer.attach(model)
     assert len(hooks(model)) == 1
     optimizer.remove_hooks()
     assert hooks(model) == []
-    optimizer = Muon(model)
+    optimizer = GoMuon(model)
     del optimizer
     gc.collect()
     assert hooks(model) == []
 
 
+def test_a_method_that_captures_nothing_leaves_a_single_process_without_a_hook() -> None:
+    model = mlp(4, 4, 4)
+    optimizer = Muon(model)
+    assert optimizer._wrapping not in hooks(model)
+
+
 def test_what_only_holds_parts_is_watched_at_its_parts() -> None:
     model = nn.ModuleDict({"one": mlp(4, 4, 4), "two": nn.ModuleList([mlp(4, 4)])})
-    optimizer = Muon(model)
+    optimizer = GoMuon(model)
     assert len(hooks(model)) == 2
     assert hooks(model["one"]) == hooks(model["two"]) == [optimizer._wrapping]
 
@@ -87,7 +93,7 @@ def _fresh_compiler() -> Iterator[None]:
 @pytest.mark.usefixtures("_fresh_compiler")
 def test_the_compiler_leaves_it_out_of_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
     model = mlp(4, 4, 4)
-    optimizer = Muon(model)
+    optimizer = GoMuon(model)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     x = torch.ones(2, 4, dtype=torch.float64)
     compiled(x)
@@ -95,9 +101,9 @@ def test_the_compiler_leaves_it_out_of_the_graph(monkeypatch: pytest.MonkeyPatch
     torch._dynamo.reset()
     wrapper = nn.parallel.DistributedDataParallel.__new__(nn.parallel.DistributedDataParallel)
     vars(wrapper)["process_group"] = None
-    with monkeypatch.context() as inside:
+    no_buckets = torch._dynamo.config.patch(optimize_ddp=False)  # this wrapper has none
+    with monkeypatch.context() as inside, no_buckets:
         inside.setattr(nn.parallel.DistributedDataParallel, "_active_ddp_module", wrapper)
-        inside.setattr(torch._dynamo.config, "optimize_ddp", False)  # this one has no buckets
         compiled(x)
     assert found(optimizer) is True
     graphs = counters["stats"]["unique_graphs"]

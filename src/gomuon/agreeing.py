@@ -129,7 +129,15 @@ class AgreeingOptimizer(WatchingOptimizer):
         The constructor does so when it is given a model. Needed again after unpickling.
         """
         super().attach(model)
-        self._wrapping.watch(model)
+        # Alone, a method without statistics is right under a wrapper too, only with more work: so
+        # where there are no ranks yet its model has no hook, and torch.jit.script can have it.
+        if self._captures_statistics or is_distributed():
+            self._wrapping.watch(model)
+
+    @property
+    def _captures_statistics(self) -> bool:
+        sides = self.recipe.geometry.captured_sides
+        return any(any(sides(group)) for group in self.param_groups)
 
     def remove_hooks(self) -> None:
         """Take every hook off the model; the geometry then stays as it is."""
@@ -236,6 +244,8 @@ class AgreeingOptimizer(WatchingOptimizer):
             for name, parameter in named(group, index)
             if parameter.grad is not None and parameter.numel() and not is_sharded(parameter)
         ]
+        if not whole:
+            return
         names, gradients = [name for name, _ in whole], [gradient for _, gradient in whole]
         table = ranks.gather(lengths_and_sums(gradients, ranks.device))
         if unlike := unlike_gradients(names, [g.dtype for g in gradients], table):
@@ -253,8 +263,7 @@ class AgreeingOptimizer(WatchingOptimizer):
         if self._told or self._model is None or dist.get_world_size(self._group_of_ranks) < 2:
             return
         # Without statistics steps made of equal gradients are equal: then nobody need know.
-        sides = self.recipe.geometry.captured_sides
-        if any(any(sides(group)) and float(group["lr"]) for group in self.param_groups):
+        if self._captures_statistics and any(float(group["lr"]) for group in self.param_groups):
             self._told = True
             self._warn_once(
                 "there are several ranks, but the model was not seen inside "

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -74,10 +75,12 @@ def _plain(value: Any, wait: bool) -> Any:
     """A value that is the same on every rank where it means the same."""
     if isinstance(value, Tensor):
         return value.tolist() if wait or value.device.type == "cpu" else str(value.device.type)
-    if isinstance(value, float):
-        return float(value)  # NumPy's are shown differently
-    if value is None or isinstance(value, (bool, int, str)):
+    if value is None or isinstance(value, (bool, str)):
         return value
+    if isinstance(value, Integral):
+        return int(value)
+    if isinstance(value, Real):
+        return float(value)  # NumPy's are shown differently
     if isinstance(value, (tuple, list)):
         return tuple(_plain(item, wait) for item in value)
     if isinstance(value, Mapping):
