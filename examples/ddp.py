@@ -6,6 +6,7 @@ single process, can go on from.
 """
 
 import argparse
+import gc
 import os
 
 import torch
@@ -29,14 +30,7 @@ def batch(step: int, rank: int, device: torch.device) -> torch.Tensor:
     return ((start + stride * torch.arange(33)) % SYMBOLS).to(device)
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--steps", type=int, default=60)
-    arguments.add_argument("--out", default="checkpoint-ddp")
-    options = arguments.parse_args()
-
-    on_gpu = torch.cuda.is_available()
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+def train(options: argparse.Namespace, on_gpu: bool) -> None:
     rank, local = dist.get_rank(), int(os.environ["LOCAL_RANK"])
     device = torch.device("cuda", local) if on_gpu else torch.device("cpu")
     if on_gpu:
@@ -62,8 +56,24 @@ def main() -> None:
     }
     dcp.save(state, checkpoint_id=options.out)
     if rank == 0:
-        print(f"saved {options.out}")
-    dist.destroy_process_group()
+        print(f"saved {options.out}", flush=True)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--steps", type=int, default=60)
+    arguments.add_argument("--out", default="checkpoint-ddp")
+    options = arguments.parse_args()
+
+    on_gpu = torch.cuda.is_available()
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        train(options, on_gpu)
+        dist.barrier()  # nobody closes a connection that another still reads from
+        print(f"rank {dist.get_rank()} is done", flush=True)
+    finally:
+        gc.collect()  # what still holds the group goes first, so that its threads end here
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

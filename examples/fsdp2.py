@@ -6,6 +6,7 @@ checkpoint of this example or of ddp.py, saved on any number of ranks.
 """
 
 import argparse
+import gc
 import os
 from typing import Any
 
@@ -38,15 +39,7 @@ def states(model: torch.nn.Module, optimizer: GoMuon) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--steps", type=int, default=60)
-    arguments.add_argument("--resume", help="a checkpoint's folder")
-    arguments.add_argument("--out", default="checkpoint-fsdp2")
-    options = arguments.parse_args()
-
-    on_gpu = torch.cuda.is_available()
-    dist.init_process_group("nccl" if on_gpu else "gloo")
+def train(options: argparse.Namespace, on_gpu: bool) -> None:
     rank = dist.get_rank()
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpu else torch.device("cpu")
     if on_gpu:
@@ -78,8 +71,25 @@ def main() -> None:
 
     dcp.save(states(model, optimizer), checkpoint_id=options.out)
     if rank == 0:
-        print(f"saved {options.out}")
-    dist.destroy_process_group()
+        print(f"saved {options.out}", flush=True)
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("--steps", type=int, default=60)
+    arguments.add_argument("--resume", help="a checkpoint's folder")
+    arguments.add_argument("--out", default="checkpoint-fsdp2")
+    options = arguments.parse_args()
+
+    on_gpu = torch.cuda.is_available()
+    dist.init_process_group("nccl" if on_gpu else "gloo")
+    try:
+        train(options, on_gpu)
+        dist.barrier()  # nobody closes a connection that another still reads from
+        print(f"rank {dist.get_rank()} is done", flush=True)
+    finally:
+        gc.collect()  # what still holds the group goes first, so that its threads end here
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -95,9 +95,9 @@ FACTOR = 8  # a float64 with every tensor of a step
 
 
 def test_status_is_a_few_numbers_and_coupled_layers_need_two_messages_more() -> None:
-    assert status_bytes(3) == 5 * 8 * 2
-    assert status_bytes(3, groups=2) == 6 * 8 * 2
-    assert status_bytes(2, coupled=True) == 6 * 8 + 8
+    assert status_bytes(3) == 6 * 8 * 2
+    assert status_bytes(3, groups=2) == 7 * 8 * 2
+    assert status_bytes(2, coupled=True) == 7 * 8 + 8
     assert status_bytes(1, coupled=True) == 0
 
 
@@ -149,9 +149,9 @@ def test_one_rank_sends_nothing() -> None:
 
 
 def test_replicated_work_reduces_moments_and_needs_whole_models() -> None:
-    moments = 34 * 4 + COUNTS + 2 * 2 * 8  # and for either layer whose inputs it reads, twice
-    assert replicated_bytes(UNITS, Mesh(replicas=2), refresh=True) == [moments] * 2
-    assert replicated_bytes(UNITS, Mesh(replicas=2), refresh=False) == [0] * 2
+    moments, status = 34 * 4 + COUNTS, status_bytes(2)
+    assert replicated_bytes(UNITS, Mesh(replicas=2), refresh=True) == [status + moments] * 2
+    assert replicated_bytes(UNITS, Mesh(replicas=2), refresh=False) == [status] * 2
     with pytest.raises(ValueError, match="2 shards"):
         replicated_bytes(UNITS, Mesh(shards=2), refresh=False)
 

@@ -72,7 +72,8 @@ class GoMuon(MatrixOptimizer):
             "skip" the step, or "allow" it: then nobody looks, and an accelerator is never waited
             for.
         work: on several ranks "shared", each matrix having one owner; "replicated", every rank
-            doing everything, for whole models; or "alone", nothing sent at all.
+            doing everything, for whole models; or "alone", nothing sent at all. "auto" shares if
+            the model is wrapped in DDP, now or later, or sharded by fully_shard; else alone.
         process_group: the ranks; by default DDP's, or all of them.
 
     Raises:

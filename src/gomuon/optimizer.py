@@ -30,7 +30,7 @@ from gomuon.groups import (
     with_groups,
 )
 from gomuon.layers import PLAIN, Layer, LayerSpec, follow
-from gomuon.ranks import check_group, group_of
+from gomuon.ranks import check_group
 from gomuon.recipes import Recipe
 from gomuon.routing import (
     Routes,
@@ -78,7 +78,7 @@ class MatrixOptimizer(SharingOptimizer):
         specs: Mapping[str, LayerSpec] | None = None,
         loss_reduction: str = "mean",
         nonfinite: str = "raise",
-        work: str = "shared",
+        work: str = "auto",
         process_group: Any = None,
         **settings: Any,
     ) -> None:
@@ -100,12 +100,10 @@ class MatrixOptimizer(SharingOptimizer):
         check_group(process_group)
         self._process_group = process_group
         if isinstance(params, nn.Module):
-            if process_group is None:
-                self._process_group = group_of(params)
             model = unwrapped(params)
             self._table = self._adapted(model, route(model, routes))
             super().__init__(self._groups_of(self._table, defaults), defaults)
-            self.attach(model)
+            self.attach(params)
         else:
             if routes is not None or specs is not None:
                 raise ValueError("routes and specs need the model: pass it, not its parameters")
@@ -201,7 +199,7 @@ class MatrixOptimizer(SharingOptimizer):
         arrived = self._receive(roll.matrices, group)
         seen = self._seen(index, roll.matrices)
         arrived()
-        with self._together(roll.matrices):
+        with self._together(roll):
             self._refresh(roll.stacks, seen, group)
             self._update(roll.stacks, group)
             self.recipe.geometry.after(roll.stacks, group)

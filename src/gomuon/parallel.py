@@ -7,11 +7,12 @@ work is shared out instead: see `sharing`.
 from collections.abc import Mapping, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
+from gomuon.agreement import first_reader
 from gomuon.capture import Statistics
 from gomuon.probes import Moment, working_dtype
+from gomuon.ranks import Ranks
 
 Wanted = tuple[tuple[int, ...] | None, tuple[int, ...] | None]  # shapes of the two moments
 
@@ -19,15 +20,17 @@ Wanted = tuple[tuple[int, ...] | None, tuple[int, ...] | None]  # shapes of the 
 def over_ranks(
     seen: Mapping[Tensor, Statistics],
     wanted: Mapping[Tensor, Wanted],
-    group: dist.ProcessGroup | None = None,
+    ranks: Ranks,
+    *,
+    shared: bool,
 ) -> dict[Tensor, Statistics]:
     """Sums of `seen` over all ranks; `wanted` names the same moments on each of them.
 
-    A rank that saw nothing of a layer adds zeros. Layers that share their inputs on every rank
-    share one sum; where ranks disagree, each layer has its own.
+    A rank that saw nothing of a layer adds zeros. `shared` says that all ranks agree on who reads
+    the same inputs: such layers share one sum. Where ranks disagree, each layer has its own.
     """
     parameters = list(wanted)
-    owners = _shared_on_every_rank(parameters, seen, group)
+    owners = first_reader(seen, parameters) if shared else range(len(parameters))
     slots: list[tuple[Moment | None, tuple[int, ...]]] = []
     places: dict[tuple[Tensor, str], int] = {}
     for index, parameter in enumerate(parameters):
@@ -41,7 +44,7 @@ def over_ranks(
                 continue
             places[parameter, side] = len(slots)
             slots.append((getattr(local, side), shape))
-    sums = _summed(slots, parameters[0], group) if slots else []
+    sums = _summed(slots, parameters[0], ranks) if slots else []
     return {
         parameter: Statistics(
             *(
@@ -53,28 +56,10 @@ def over_ranks(
     }
 
 
-def _shared_on_every_rank(
-    parameters: Sequence[Tensor],
-    seen: Mapping[Tensor, Statistics],
-    group: dist.ProcessGroup | None,
-) -> list[int]:
-    """For every parameter the first one with the same inputs, if all ranks agree; else itself."""
-    first: dict[int, int] = {}
-    mine = []
-    for index, parameter in enumerate(parameters):
-        inputs = seen[parameter].inputs if parameter in seen else None
-        mine.append(index if inputs is None else first.setdefault(id(inputs), index))
-    device = parameters[0].device
-    low, high = torch.tensor(mine, device=device), torch.tensor(mine, device=device)
-    dist.all_reduce(low, dist.ReduceOp.MIN, group)
-    dist.all_reduce(high, dist.ReduceOp.MAX, group)
-    return mine if torch.equal(low, high) else list(range(len(parameters)))
-
-
 def _summed(
     slots: Sequence[tuple[Moment | None, tuple[int, ...]]],
     like: Tensor,
-    group: dist.ProcessGroup | None,
+    ranks: Ranks,
 ) -> list[Moment | None]:
     """All moments in two messages: totals in one, counts in the other."""
     zeros = [
@@ -92,8 +77,8 @@ def _summed(
             for local, _ in slots
         ]
     )
-    dist.all_reduce(flat, group=group)
-    dist.all_reduce(counts, group=group)
+    ranks.add_up(flat)
+    ranks.add_up(counts)
     parts = flat.split([total.numel() for total in totals])
     return [
         Moment(part.view(total.shape), count, uses) if float(count) else None

@@ -149,6 +149,7 @@ class PersistentOptimizer(torch.optim.Optimizer):
             self._awaits_model = of_model
             self._captures.extend(Capture() for _ in self.param_groups)
             self._watch_steps()
+            self.defaults.setdefault("work", "shared")  # it was, before one could say
             for holder in (self.defaults, *self.param_groups):  # older than a setting, perhaps
                 for name, value in self.recipe.defaults.items():
                     holder.setdefault(name, self.defaults.get(name, value))

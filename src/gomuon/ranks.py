@@ -6,9 +6,12 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 
 from gomuon.errors import RankError, told
+
+UNTOUCHED = "No weight was changed in this step on any rank"
+MOVED = "Weights may have moved on some ranks; go on from the last checkpoint"
 
 
 class Ranks:
@@ -36,9 +39,13 @@ class Ranks:
     def total(self, value: Tensor) -> Tensor:
         """The sum over the ranks."""
         value = value.to(self.device, copy=True)
+        self.add_up(value)
+        return value
+
+    def add_up(self, value: Tensor) -> None:
+        """Put the sum over the ranks in the place of each rank's part."""
         with _named_failure():
             dist.all_reduce(value, group=self.group)
-        return value
 
     def objects(self, mine: object) -> list[object]:
         """Everybody's object, by rank; for what is rare and small."""
@@ -47,10 +54,13 @@ class Ranks:
             dist.all_gather_object(everyone, mine, group=self.group)
         return everyone
 
-    def agree(self, failure: Exception | None = None, *numbers: float) -> list[list[float]]:
+    def agree(
+        self, failure: Exception | None = None, *numbers: float, left: str = UNTOUCHED
+    ) -> list[list[float]]:
         """Everybody's numbers; or raise on every rank when one of them has failed.
 
-        Called before every message, so that nobody waits for a rank that will not come.
+        Called before every message, so that nobody waits for a rank that will not come. `left` says
+        what a failure leaves behind.
         """
         table = self.gather([failure is not None, *numbers])
         failed = [rank for rank, row in enumerate(table) if row[0]]
@@ -61,8 +71,7 @@ class Ranks:
             failure.add_note(f"on rank {self.rank}; the other ranks were told")
             raise failure
         raise RankError(
-            f"rank {failed[0]} failed in the optimizer's step: {reasons[failed[0]]}. "
-            "No weight was changed in this step on any rank"
+            f"rank {failed[0]} failed in the optimizer's step: {reasons[failed[0]]}. {left}"
         )
 
     def swap(self, outgoing: Sequence[Sequence[Tensor]], incoming: Sequence[int]) -> "Swap":
@@ -117,12 +126,6 @@ def size_of(shape: Sequence[int], dtype: torch.dtype) -> int:
 def checksum(value: object) -> float:
     """A number that tells two plain objects apart, exact in float64."""
     return float(zlib.crc32(repr(value).encode()))
-
-
-def group_of(model: nn.Module) -> dist.ProcessGroup | None:
-    """The process group a model was wrapped for; None is the default one."""
-    group: dist.ProcessGroup | None = getattr(model, "process_group", None)
-    return group
 
 
 def check_group(group: object) -> None:

@@ -57,7 +57,7 @@ class Recipe:
         """What a class of this recipe shows as its arguments."""
         both, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
         common = {"adamw": None, "routes": None, "specs": None, "loss_reduction": "mean"}
-        alike = {"nonfinite": "raise", "work": "shared", "process_group": None}
+        alike = {"nonfinite": "raise", "work": "auto", "process_group": None}
         settings = {**self.defaults, **common, **alike}
         lr = settings.pop("lr")
         return inspect.Signature(

@@ -100,7 +100,10 @@ CHECKS: Checks = {
     "weight_decay": (_at_least_zero, "a finite number >= 0"),
     "loss_reduction": (_one_of("mean", "sum"), '"mean" or "sum"'),
     "nonfinite": (_one_of("raise", "skip", "allow"), '"raise", "skip" or "allow"'),
-    "work": (_one_of("shared", "replicated", "alone"), '"shared", "replicated" or "alone"'),
+    "work": (
+        _one_of("auto", "shared", "replicated", "alone"),
+        '"auto", "shared", "replicated" or "alone"',
+    ),
     "treatment": (_one_of("matrix", "adamw", "auto"), '"matrix", "adamw" or "auto"'),
     "input_decay": (lambda value: value is None or _decay(value), "None or a number in [0, 1)"),
     "geometry_decay": (lambda value: isinstance(value, bool), "True or False"),

@@ -1,153 +1,48 @@
-"""Several ranks, one optimizer: who owns what, agreement before every message, and the messages."""
+"""Several ranks, one optimizer: who owns what, and the messages between owners and the others."""
 
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
-from gomuon.agreement import description, first_difference, first_reader
+from gomuon.agreeing import AgreeingOptimizer
 from gomuon.capture import Statistics
 from gomuon.consolidation import COUNT, consolidated, settled
 from gomuon.errors import GeometryWarning, RankError, naming
 from gomuon.exchange import Exchange, Matrix
 from gomuon.groups import is_matrix, named
-from gomuon.holdings import is_sharded, local, local_gradient
+from gomuon.holdings import local_gradient
 from gomuon.layers import Layer, LayerSpec
 from gomuon.ownership import owners_of
 from gomuon.parallel import over_ranks
-from gomuon.ranks import Ranks, Swap, checksum, is_distributed
-from gomuon.watching import WatchingOptimizer
+from gomuon.ranks import MOVED, UNTOUCHED, Swap
+from gomuon.stacks import Roll
 
 Group = Mapping[str, Any]
 
 
-class SharingOptimizer(WatchingOptimizer):
-    """An optimizer whose matrices have owners when there are several ranks.
+class SharingOptimizer(AgreeingOptimizer):
+    """An optimizer whose matrices have owners when several ranks share the work.
 
-    Alone, with work="alone", or replicating plain parameters, `_exchange` is None and nothing here
-    does anything.
+    Otherwise `_exchange` is None: alone nothing here does anything, and where everyone does
+    everything only the captured sums travel.
     """
 
-    _found: tuple[Exchange | None] | None  # None: not looked for yet
-    _compared: bool
     _owners: dict[Tensor, int]
-    _collected: dict[int, dict[Tensor, Statistics]]
-    _shared: bool
     _under_way: list[tuple[Sequence[Matrix], Swap]]
     _spec_of: Callable[[Tensor, Group], LayerSpec]
 
     def _forget_ranks(self) -> None:
-        self._found = None
-        self._compared = False
+        super()._forget_ranks()
         self._owners = {}
-        self._collected = {}
-        self._shared = True
         self._under_way = []
 
     def _forget_messages(self) -> None:
         """Let go of what a step that failed had collected and had under way."""
         self._collected = {}
         self._under_way = []
-
-    def _anywhere(self, here: bool) -> bool:
-        exchange = self._exchange
-        if exchange is None:
-            return here
-        return any(there for (there,) in exchange.ranks.agree(None, float(here)))
-
-    def _forget_comparison(self) -> None:
-        self._compared = False
-
-    @property
-    def _exchange(self) -> Exchange | None:
-        """The messages between ranks; looked for at first use, when process groups exist."""
-        if self._found is None:
-            if not is_distributed():
-                return None
-            self._found = (self._new_exchange(),)
-        return self._found[0]
-
-    def _new_exchange(self) -> Exchange | None:
-        parameters = [p for group in self.param_groups for p in group["params"]]
-        sharded = next((p for p in parameters if is_sharded(p)), None)
-        work = self.defaults["work"]
-        if work == "alone" and sharded is None:
-            return None
-        ranks = Ranks(self._process_group, local(parameters[0]).device)
-        if sharded is None:
-            return Exchange(ranks) if work == "shared" and ranks.size > 1 else None
-        if work != "shared":
-            raise ValueError(
-                f"work={work!r} needs whole parameters on each rank, but these are sharded; use "
-                'work="shared"'
-            )
-        mesh: Any = sharded.device_mesh
-        if mesh.size() != ranks.size:
-            raise ValueError(
-                f"parameters are sharded over {mesh.size()} ranks, but the process group has "
-                f"{ranks.size}; pass process_group=, the group of just those ranks"
-            )
-        return Exchange(ranks)
-
-    # ---- before anything changes ---------------------------------------------------------------
-
-    def _look(self) -> tuple[str | None, list[float]]:
-        """A fault in this rank's gradients, and numbers in which ranks must not differ."""
-        exchange = self._exchange
-        if exchange is None:
-            return self._fault(), []
-        present = [
-            [parameter.grad is not None for parameter in group["params"]]
-            for group in self.param_groups
-        ]
-        self._collected = {
-            index: self._local_statistics(index, exchange.ranks.size)
-            for index, capture in enumerate(self._captures)
-            if capture.window.open
-        }
-        sharing = [
-            first_reader(seen, self.param_groups[index]["params"])
-            for index, seen in self._collected.items()
-        ]
-        return self._fault(), [checksum(present), checksum(sharing)]
-
-    def _agreed_fault(self) -> str | None:
-        """What is wrong with the gradients, of this rank or another; the same on all of them."""
-        exchange = self._exchange
-        if exchange is None:
-            return self._fault()
-        failure: Exception | None = None
-        fault, numbers = None, [0.0, 0.0]
-        try:
-            self._compare_once(exchange.ranks)
-            fault, numbers = self._look()
-        except RankError:
-            raise
-        except Exception as raised:
-            failure = raised
-        table = exchange.ranks.agree(failure, fault is not None, *numbers)
-        if len({row[1] for row in table}) > 1:
-            raise RankError(
-                "ranks differ in which parameters have a gradient; every rank must train the same "
-                "layers (DistributedDataParallel needs find_unused_parameters=True for that)"
-            )
-        self._shared = len({row[2] for row in table}) == 1
-        faulty = [rank for rank, row in enumerate(table) if row[0]]
-        if not faulty:
-            return None
-        return f"on rank {faulty[0]}, {exchange.ranks.objects(fault)[faulty[0]]}"
-
-    def _compare_once(self, ranks: Ranks) -> None:
-        """Tell of different settings or models before they do harm; at the first step only."""
-        if self._compared:
-            return
-        mine = description(self.recipe.name, self.param_groups)
-        if (difference := first_difference(mine, ranks.objects(mine), ranks.rank)) is not None:
-            raise RankError(difference)
-        self._compared = True
 
     # ---- owners ----------------------------------------------------------------------------------
 
@@ -223,41 +118,33 @@ class SharingOptimizer(WatchingOptimizer):
 
     def _seen(self, index: int, matrices: Sequence[Matrix]) -> dict[Tensor, Statistics]:
         """What was captured for a group in this step, on all ranks together."""
-        capture, exchange = self._captures[index], self._exchange
+        capture, ranks, exchange = self._captures[index], self._ranks, self._exchange
         if not capture.window.open:
             return {}
-        if exchange is not None:
-            seen = self._collected.pop(index)
-            return exchange.gather_moments(matrices, seen, capture.shapes(), shared=self._shared)
-        replicas = self._replicas()
-        seen = self._local_statistics(index, 1 if replicas is None else replicas.size)
-        return seen if replicas is None else over_ranks(seen, capture.shapes(), replicas.group)
-
-    def _replicas(self) -> Ranks | None:
-        """Ranks that all do the same work, if there are several."""
-        if self.defaults["work"] != "replicated" or not is_distributed():
-            return None
-        parameter = self.param_groups[0]["params"][0]
-        ranks = Ranks(self._process_group, parameter.device)
-        return ranks if ranks.size > 1 else None
+        if ranks is None:
+            return self._local_statistics(index, 1)
+        seen, wanted = self._collected.pop(index), capture.shapes()
+        if exchange is None:
+            return over_ranks(seen, wanted, ranks, shared=self._shared)
+        return exchange.gather_moments(matrices, seen, wanted, shared=self._shared)
 
     @contextmanager
-    def _together(self, matrices: Sequence[Matrix]) -> Iterator[None]:
+    def _together(self, roll: Roll) -> Iterator[None]:
         """Work that ends with all ranks knowing whether it went well everywhere."""
-        exchange = self._exchange
-        if exchange is None or not matrices:
+        ranks = self._ranks
+        if ranks is None:
             yield
             return
         failure: Exception | None = None
         try:
-            with naming([matrix.layer for matrix in matrices if matrix.layer is not None]):
+            with naming([layer for stack in roll.stacks for layer in stack.layers]):
                 yield
         except RankError:
             raise
         except Exception as raised:
             failure = raised
-        exchange.ranks.agree(failure)
-        for matrix in matrices:
+        ranks.agree(failure, left=MOVED if self._exchange is None else UNTOUCHED)
+        for matrix in roll.matrices:
             if matrix.layer is None:  # its owner has counted
                 entries = self.state[matrix.parameter]
                 entries[COUNT] = entries.get(COUNT, 0) + 1
@@ -282,10 +169,6 @@ class SharingOptimizer(WatchingOptimizer):
             self._exchange.apply_steps(matrices, swap)
         self._under_way.clear()
 
-    @abstractmethod
-    def _fault(self) -> str | None:
-        """What is wrong with this rank's gradients."""
-
     # ---- state, of which every rank has a part ---------------------------------------------------
 
     def consolidated_state_dict(self) -> dict[str, Any]:
@@ -304,9 +187,8 @@ class SharingOptimizer(WatchingOptimizer):
             state_dict["state"] = consolidated(state_dict["state"], owned, exchange.ranks)
         return state_dict
 
-    def _settle(self) -> None:
+    def _let_go(self, exchange: Exchange | None) -> None:
         """Let go of what other ranks own; tell of what should have come and did not."""
-        exchange = self._exchange
         owners = {} if exchange is None else self._choose_owners(exchange.ranks.size)
         rank = 0 if exchange is None else exchange.ranks.rank
         lacking = settled(self.state, self.param_groups, owners, rank)
@@ -316,7 +198,7 @@ class SharingOptimizer(WatchingOptimizer):
                 "which begin anew: it looks like one rank's part. Save with "
                 "consolidated_state_dict() or torch.distributed.checkpoint",
                 GeometryWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from gomuon.ownership import Unit
 
 WIDE = 8  # bytes of a float64
-STATUS_NUMBERS = 4  # float64, from each rank to each other, before a step
+STATUS_NUMBERS = 5  # float64, from each rank to each other, before a step
 COUNTS = 2  # float64 beside each moment: rows and uses
 FACTOR = WIDE  # of the old weights, beside each tensor of a step
 
@@ -120,13 +120,12 @@ def replicated_bytes(
 ) -> list[int]:
     """Bytes each rank sends where every rank does all the work, which only whole models allow.
 
-    Moments are all-reduced, and two lists that tell whether all ranks share inputs alike.
+    Moments are all-reduced; before and after the work all ranks agree, as where it is shared.
     """
     if mesh.shards > 1:
         raise ValueError(f"work cannot be replicated on {mesh.shards} shards of a model")
-    layers = sum(len(unit.names) for unit in units)
-    moments = sum(moment_message(unit, moment_size) for unit in units) + 2 * WIDE * layers
-    return [reduced_bytes(moments, mesh.ranks) if refresh else 0] * mesh.ranks
+    moments = sum(moment_message(unit, moment_size) for unit in units) if refresh else 0
+    return [status_bytes(mesh.ranks) + reduced_bytes(moments, mesh.ranks)] * mesh.ranks
 
 
 def wrapper_bytes(parameters: int, mesh: Mesh, *, weight_size: int, gradient_size: int) -> int:

@@ -62,8 +62,10 @@ def parameter_of(model: nn.Module, name: str) -> nn.Parameter:
 # ---- gradients and factors -----------------------------------------------------------------------
 
 
-def bad_gradient(place: Place, kind: str, nonfinite: str) -> tuple[tuple[str, str], bool, Weights]:
-    model, optimizer = fresh(kind, nonfinite=nonfinite)
+def bad_gradient(
+    place: Place, kind: str, work: str, nonfinite: str
+) -> tuple[tuple[str, str], bool, Weights]:
+    model, optimizer = fresh(kind, nonfinite=nonfinite, work=work)
     train(model, optimizer, range(2), place)
     before = weights(model)
     optimizer.zero_grad()
@@ -80,12 +82,14 @@ def bad_gradient(place: Place, kind: str, nonfinite: str) -> tuple[tuple[str, st
     return told, unchanged, weights(model)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("kind", "work"), [("ddp", "auto"), ("ddp", "replicated"), ("fsdp", "auto")]
+)
 @pytest.mark.parametrize("nonfinite", ["raise", "skip"])
 def test_a_gradient_that_is_not_finite_on_one_rank(
-    kind: str, nonfinite: str, tmp_path: Path
+    kind: str, work: str, nonfinite: str, tmp_path: Path
 ) -> None:
-    answers = launch(2, bad_gradient, tmp_path, kind=kind, nonfinite=nonfinite)
+    answers = launch(2, bad_gradient, tmp_path, kind=kind, work=work, nonfinite=nonfinite)
     for (name, words), unchanged, _ in answers:
         assert unchanged
         if nonfinite == "raise":
@@ -174,11 +178,11 @@ def test_an_owner_that_raises_is_named_with_its_layer(where: str, tmp_path: Path
 # ---- ranks that differ ---------------------------------------------------------------------------
 
 
-def different(place: Place, what: str) -> tuple[str, str]:
+def different(place: Place, what: str, work: str) -> tuple[str, str]:
     lr = 0.1 if what == "lr" and place.rank == 1 else 0.2
     width = 16 + 4 * (what == "model" and place.rank == 1)
     model = transformer(layers=1, width=width)  # not wrapped, for DDP looks for itself
-    optimizer = GoMuon(model, lr=lr)
+    optimizer = GoMuon(model, lr=lr, work=work)
     window = tokens(0, UNION)
     language_loss(model, window, window.numel(), 1).backward()
     if what == "gradient" and place.rank == 1:
@@ -191,15 +195,142 @@ def different(place: Place, what: str) -> tuple[str, str]:
     [
         ("lr", "lr of group 0: rank {rank} has"),
         ("model", "ranks differ in parameter '"),
-        ("gradient", "which parameters have a gradient"),
+        ("gradient", f"'{MATRIX}' has one on rank 0 and none on rank 1"),
     ],
 )
+@pytest.mark.parametrize("work", ["shared", "replicated"])
 def test_ranks_that_differ_are_told_at_the_first_step(
-    what: str, words: str, tmp_path: Path
+    what: str, words: str, work: str, tmp_path: Path
 ) -> None:
-    for rank, (name, said) in enumerate(launch(2, different, tmp_path, what=what)):
+    for rank, (name, said) in enumerate(launch(2, different, tmp_path, what=what, work=work)):
         assert name == RankError.__name__
         assert words.format(rank=rank) in said
+
+
+CHANGES: dict[str, tuple[Any, Any]] = {
+    "lr": (0.08, 0.01),
+    "refresh_every": (4, 3),
+    "momentum": (0.8, 0.9),
+    "adamw": ({"lr": 3e-3}, {"lr": 1e-3}),
+}
+
+
+def drifting(
+    place: Place, kind: str, work: str, keys: list[str]
+) -> list[tuple[tuple[str, str], bool, bool]]:
+    """A setting is changed on one rank after two steps, and later on the other as well."""
+    found = []
+    model, optimizer = fresh(kind, work=work)
+    train(model, optimizer, range(2), place)
+    for key in keys:
+        groups, step = optimizer.param_groups, optimizer.param_groups[0]["step"]
+        new = CHANGES[key][1]
+        new = {**groups[0]["adamw"], **new} if key == "adamw" else new
+        if place.rank == 1:
+            groups[0][key] = new
+        before = weights(model)
+        told = raised(lambda step=step: train(model, optimizer, range(step, step + 1), place))
+        unchanged = distance(weights(model), before) == 0
+        groups[0][key] = new
+        train(model, optimizer, range(step, step + 1), place)
+        found.append((told, unchanged, distance(weights(model), before) > 0))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("kind", "work"), [("ddp", "auto"), ("ddp", "replicated"), ("fsdp", "auto")]
+)
+def test_settings_changed_on_one_rank_are_told_before_anything_moves(
+    kind: str, work: str, tmp_path: Path
+) -> None:
+    answers = launch(2, drifting, tmp_path, kind=kind, work=work, keys=list(CHANGES))
+    for rank, answer in enumerate(answers):
+        for (key, values), ((name, said), unchanged, went_on) in zip(
+            CHANGES.items(), answer, strict=True
+        ):
+            assert name == RankError.__name__
+            assert f"ranks differ in {key} of group 0: rank {rank} has" in said
+            for value in values:
+                shown = repr(value["lr"] if isinstance(value, dict) else value)
+                assert shown in said
+            assert unchanged
+            assert went_on
+
+
+def plateau(place: Place) -> tuple[tuple[str, str], int]:
+    """Each rank's scheduler looks at its own loss."""
+    model, optimizer = fresh()
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)
+    for step in range(4):
+        told = raised(lambda step=step: train(model, optimizer, range(step, step + 1), place))
+        if told[0]:
+            return told, step
+        scheduler.step(1.0 if place.rank else 1.0 - step)
+    return ("", ""), 4
+
+
+def test_a_scheduler_that_looks_at_one_ranks_loss_is_told(tmp_path: Path) -> None:
+    for rank, ((name, said), step) in enumerate(launch(2, plateau, tmp_path)):
+        assert name == RankError.__name__
+        assert f"ranks differ in lr of group 0: rank {rank} has" in said
+        assert step == 2
+
+
+def later_without(place: Place, work: str) -> tuple[tuple[str, str], bool, Weights]:
+    """A rank loses a gradient in its third step."""
+    model, optimizer = fresh(work=work)
+    train(model, optimizer, range(2), place)
+    before = weights(model)
+    optimizer.zero_grad()
+    backward(place, model, 2)
+    if place.rank == 1:
+        parameter_of(model, MATRIX).grad = None
+    told = raised(optimizer.step)
+    unchanged = distance(weights(model), before) == 0
+    train(model, optimizer, range(3, 5), place)
+    return told, unchanged, weights(model)
+
+
+@pytest.mark.parametrize("work", ["shared", "replicated"])
+def test_a_gradient_missing_later_is_named(work: str, tmp_path: Path) -> None:
+    answers = launch(2, later_without, tmp_path, work=work)
+    for (name, said), unchanged, _ in answers:
+        assert name == RankError.__name__
+        assert f"'{MATRIX}' has one on rank 0 and none on rank 1" in said
+        assert unchanged
+    assert_alike([trained for _, _, trained in answers])
+
+
+def failing_replica(place: Place, where: str) -> tuple[tuple[str, str], float]:
+    """Rank 1 of two that both do everything raises; before its messages, or after them."""
+    model, optimizer = fresh(refresh_every=1, work="replicated")
+    train(model, optimizer, range(2), place)
+    optimizer.zero_grad()
+    backward(place, model, 2)
+    if place.rank == 1:
+
+        def fail(*args: Any, **kwargs: Any) -> Any:
+            raise MemoryError("there is none left")
+
+        if where == "before":
+            optimizer._local_statistics = fail  # type: ignore[method-assign]
+        else:
+            recipe = dataclasses.replace(optimizer.recipe, direction=fail)
+            type(optimizer).recipe = recipe
+    begin = time.monotonic()
+    told = raised(optimizer.step)
+    return told, time.monotonic() - begin
+
+
+@pytest.mark.parametrize("where", ["before", "after"])
+def test_a_replica_that_raises_is_told_to_the_others(where: str, tmp_path: Path) -> None:
+    for rank, ((name, said), took) in enumerate(launch(2, failing_replica, tmp_path, where=where)):
+        assert name == ("MemoryError" if rank else RankError.__name__)
+        assert "there is none left" in said
+        assert "rank 1" in said
+        assert ("No weight was changed" in said) == (where == "before" and not rank)
+        assert ("go on from the last checkpoint" in said) == (where == "after" and not rank)
+        assert took < 20
 
 
 # ---- a rank that dies ----------------------------------------------------------------------------

@@ -1,0 +1,83 @@
+"""Whether a model is trained inside DistributedDataParallel, also when it is wrapped later."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
+
+from gomuon.holdings import is_sharded
+from gomuon.routing import unwrapped
+
+
+class Wrapping:
+    """A forward pre-hook that notices DistributedDataParallel around the model it is on.
+
+    Trainer, accelerate and Lightning make the optimizer from the plain model and wrap it
+    afterwards, and a wrapper leaves no trace on what it wraps. But while it runs the model, torch
+    says which wrapper is at work: the compiler needs to know it too. So we ask in the forward pass,
+    which always comes before the first step.
+
+    The hook stays on the model once it has found a wrapper: it costs next to nothing, and taking
+    it away would make a compiled model compile again.
+    """
+
+    def __init__(self) -> None:
+        self.found = False
+        self.group: dist.ProcessGroup | None = None  # None is the default one
+        self._handles: list[RemovableHandle] = []
+
+    def watch(self, model: nn.Module) -> None:
+        """Look at a model, given wrapped or not, and at its forward passes if it is not."""
+        self.remove()
+        if any(map(is_sharded, model.parameters())):
+            return  # by fully_shard, which says it all
+        for module in model.modules():
+            if isinstance(module, DistributedDataParallel):
+                self._note(module)
+                return
+        for module in _called(unwrapped(model)):
+            self._handles.append(module.register_forward_pre_hook(self))
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        self.look()
+
+    # The compiler runs it while it traces, within the wrapper, and leaves it out of the graph.
+    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+    def look(self) -> bool:
+        """Whether the forward pass that is running was started by a wrapper, now or before."""
+        if not self.found and (wrapper := DistributedDataParallel._get_active_ddp_module()):
+            self._note(wrapper)
+        return self.found
+
+    def follow(self, other: "Wrapping") -> None:
+        """Know what another knows, as its optimizer's copy."""
+        self.found, self.group = other.found, other.group
+
+    def remove(self) -> None:
+        """Take the hooks off; what was found stays known."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _note(self, wrapper: DistributedDataParallel) -> None:
+        self.found, self.group = True, wrapper.process_group
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "Wrapping":
+        # A copied model has no optimizer yet: nobody asks what its hook finds.
+        return Wrapping()
+
+    def __reduce__(self) -> tuple[type["Wrapping"], tuple[()]]:
+        return Wrapping, ()
+
+
+def _called(model: nn.Module) -> Iterator[nn.Module]:
+    """The model; or its parts if it only holds them, as a ModuleList does."""
+    if type(model).forward is not nn.Module.forward or "forward" in vars(model):
+        yield model
+        return
+    for child in model.children():
+        yield from _called(child)
