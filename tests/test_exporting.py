@@ -147,8 +147,10 @@ def test_copies_of_copies_have_one_hook_per_module() -> None:
     for _ in range(10):
         model, optimizer = copy.deepcopy((model, optimizer))
     assert hooks(model) == once
+    assert len(model._forward_pre_hooks) == 1  # the one that looks for a wrapper
     train(model, optimizer, range(2))
     assert hooks(model) == once
+    assert len(model._forward_pre_hooks) == 1
 
 
 @pytest.mark.parametrize("how", [copy.deepcopy, by_pickle])

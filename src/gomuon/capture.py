@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from gomuon.holdings import is_sharded
+from gomuon.hooks import PlacedHook
 from gomuon.probes import Moment, Probe, Shape, Tap, add, in_backward, unscaled, working_dtype
 from gomuon.readers import Reader, is_readable
 from gomuon.windows import Window
@@ -39,7 +39,7 @@ class Watched:
     gradients: Shape
 
 
-class LayerHook:
+class LayerHook(PlacedHook):
     """The forward hook of one linear layer; on a reuse step it returns at once."""
 
     def __init__(
@@ -52,6 +52,7 @@ class LayerHook:
         gradients: bool,
         lag: float = 0.0,
     ) -> None:
+        super().__init__()
         self.window = window
         self.lag = lag
         self.open = False
@@ -61,7 +62,6 @@ class LayerHook:
         self.shapes = (watched.inputs, watched.gradients)
         self.substitute: Moment | None = None
         self.weight = weight
-        self.handle: RemovableHandle | None = None
         self.place(weight)
 
     def place(self, weight: Tensor) -> None:
@@ -161,65 +161,6 @@ class LayerHook:
         self.gradients.clear()
         self.substitute = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "InertHook":
-        # A copied model has no optimizer yet; a copied optimizer places hooks of its own.
-        return InertHook(self._number)
-
-    def __reduce__(self) -> tuple[type["InertHook"], tuple[int]]:
-        return InertHook, (self._number,)
-
-    @property
-    def _number(self) -> int:
-        """The number under which its module knows it."""
-        return -1 if self.handle is None else self.handle.id
-
-    @property
-    def __name__(self) -> str:
-        """Asked for by torch.jit.script, which compiles hooks from their source."""
-        raise AttributeError(
-            "torch.jit.script cannot compile a model with an optimizer's hooks: call "
-            "optimizer.remove_hooks() first, and optimizer.attach(model) to go on training"
-        )
-
-
-class InertHook:
-    """What a hook becomes in a copied or pickled model, until the model's first forward pass."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-        # In another process hooks are numbered anew; none may get this number, and with it the
-        # note that it takes keyword arguments.
-        RemovableHandle.next_id = max(RemovableHandle.next_id, number + 1)
-
-    def __reduce__(self) -> tuple[type["InertHook"], tuple[int]]:
-        return InertHook, (self.number,)
-
-    def __call__(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        if not torch.compiler.is_compiling():  # a graph has no business with the module's hooks
-            self.leave(module)
-
-    def leave(self, module: nn.Module) -> None:
-        """Take itself off the module; torch walks over a copy of the hooks."""
-        known: object = module._forward_hooks.get(self.number)
-        if known is self:
-            module._forward_hooks.pop(self.number, None)
-            module._forward_hooks_with_kwargs.pop(self.number, None)
-
-    @property
-    def __name__(self) -> str:
-        raise AttributeError(
-            "torch.jit.script cannot compile what an optimizer's hooks have become in a copied "
-            "model; it goes with the copy's first forward pass: make one before torch.jit.script"
-        )
-
-
-def remove_inert_hooks(model: nn.Module) -> None:
-    """Rid a copied or unpickled model of what is left of the original's hooks."""
-    for module in model.modules():
-        for hook in list(module._forward_hooks.values()):
-            if isinstance(hook, InertHook):
-                hook.leave(module)
-
 
 def _is_recorded() -> bool:
     """Whether a forward pass is recorded, to be run elsewhere without an optimizer."""
@@ -234,7 +175,6 @@ class Capture:
         self.window = Window()
         self.settings: object = None  # what its hooks were placed for
         self._hooks: dict[Tensor, list[LayerHook]] = {}
-        self._handles: list[RemovableHandle] = []
 
     def watch(
         self,
@@ -249,9 +189,7 @@ class Capture:
         sides = {"inputs": inputs, "gradients": gradients}
         for watched in modules:
             hook = LayerHook(self.window, parameter, watched, **sides, lag=lag)
-            handle = watched.module.register_forward_hook(hook, with_kwargs=True)
-            hook.handle = handle
-            self._handles.append(handle)
+            hook.handles.append(watched.module.register_forward_hook(hook, with_kwargs=True))
             self._hooks.setdefault(parameter, []).append(hook)
 
     def watches(self, parameter: Tensor) -> bool:
@@ -329,7 +267,7 @@ class Capture:
 
     def remove(self) -> None:
         self.gate(lambda lag: False)
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+        for hooks in self._hooks.values():
+            for hook in hooks:
+                hook.remove()
         self._hooks.clear()

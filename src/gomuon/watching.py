@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gomuon.capture import Statistics, remove_inert_hooks
+from gomuon.capture import Statistics
 from gomuon.fisher import sampled_label_loss
 from gomuon.groups import is_matrix, layer_specs, watched_modules
+from gomuon.hooks import remove_inert_hooks
 from gomuon.layers import PLAIN, LayerSpec, staggered
 from gomuon.persistence import PersistentOptimizer
 from gomuon.readers import Sampling

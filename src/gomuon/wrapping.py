@@ -7,13 +7,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.hooks import RemovableHandle
 
 from gomuon.holdings import is_sharded
+from gomuon.hooks import PlacedHook
 from gomuon.routing import unwrapped
 
 
-class Wrapping:
+class Wrapping(PlacedHook):
     """A forward pre-hook that notices DistributedDataParallel around the model it is on.
 
     Trainer, accelerate and Lightning make the optimizer from the plain model and wrap it
@@ -26,9 +26,9 @@ class Wrapping:
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self.found = False
         self.group: dist.ProcessGroup | None = None  # None is the default one
-        self._handles: list[RemovableHandle] = []
 
     def watch(self, model: nn.Module) -> None:
         """Look at a model, given wrapped or not, and at its forward passes if it is not."""
@@ -40,7 +40,7 @@ class Wrapping:
                 self._note(module)
                 return
         for module in _called(unwrapped(model)):
-            self._handles.append(module.register_forward_pre_hook(self))
+            self.handles.append(module.register_forward_pre_hook(self))
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         self.look()
@@ -57,21 +57,8 @@ class Wrapping:
         """Know what another knows, as its optimizer's copy."""
         self.found, self.group = other.found, other.group
 
-    def remove(self) -> None:
-        """Take the hooks off; what was found stays known."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
     def _note(self, wrapper: DistributedDataParallel) -> None:
         self.found, self.group = True, wrapper.process_group
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Wrapping":
-        # A copied model has no optimizer yet: nobody asks what its hook finds.
-        return Wrapping()
-
-    def __reduce__(self) -> tuple[type["Wrapping"], tuple[()]]:
-        return Wrapping, ()
 
 
 def _called(model: nn.Module) -> Iterator[nn.Module]:
