@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from gomuon.lab.errors import LabError
-from gomuon.lab.storage import read_first_lines, write_atomically
+from gomuon.lab.storage import read_first_lines, readable_size, write_atomically
 
 FORMAT = 1
 ADAMW_STATE = {"step", "exp_avg", "exp_avg_sq"}
@@ -74,6 +74,7 @@ def restore(
     """
     settings = [_settings(group) for group in optimizer.param_groups]
     try:
+        readable_size(path)
         state = torch.load(path, weights_only=True)
         position = _position(state, steps, files, counts)
         model.load_state_dict(state["model"])

@@ -21,7 +21,7 @@ MOST = {
     "modulus": 1_000,  # a batch holds half of all pairs, each with a logit for every number: p³/2
     "evaluate_every": 10_000_000,
     "checkpoint_every": 10_000_000,
-    "grid": 1_000,
+    "grid": 10_000,
     "cycles": 10_000,
     "ranks": 1_000_000,
     "shards": 1_000_000,

@@ -91,7 +91,7 @@ def _write_text(path: Path, text: str) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object, or a LabError that names the file."""
     try:
-        if (size := _readable_size(path)) > LARGEST_JSON:
+        if (size := readable_size(path)) > LARGEST_JSON:
             raise LabError(f"{path} has {size:,} bytes, which no file of the lab has; remove it")
         value = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -103,7 +103,7 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
-def _readable_size(path: Path) -> int:
+def readable_size(path: Path) -> int:
     """The bytes of a file; a pipe or a device, which may never end, is refused."""
     found = path.stat()
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
@@ -120,7 +120,7 @@ def read_json_lines(path: Path, *, whole: bool) -> list[dict[str, Any]]:
             which the next resume heals and which is dropped here.
     """
     try:
-        _readable_size(path)
+        readable_size(path)
         content = path.read_bytes()
     except FileNotFoundError:
         return []
