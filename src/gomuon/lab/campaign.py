@@ -9,13 +9,23 @@ from typing import Any
 
 from gomuon.lab import corpora, optimizers, tasks
 from gomuon.lab.errors import LabError
+from gomuon.lab.foreign import is_file, making_sense_of
+from gomuon.lab.limits import require_whole
 from gomuon.lab.plans import Arm, Plan, run_name, tuning_name
 from gomuon.lab.runs import Run, RunConfig, is_finished, load_run
-from gomuon.lab.storage import locked, make_folder, read_json, remove_leftovers, write_json
+from gomuon.lab.storage import (
+    locked,
+    make_folder,
+    read_json,
+    refuse_links,
+    remove_leftovers,
+    write_json,
+)
 from gomuon.lab.timing import interleaved
 from gomuon.lab.workers import Watcher, run_all
 
 PLAN, RUNS, SELECTION, TIMING = "plan.json", "runs", "selection.json", "timing.json"
+WRITTEN = (PLAN, RUNS, SELECTION, TIMING, "report.md", "report.html")
 TIMING_CYCLES = {"full": 25, "quick": 4}
 FEWER_CYCLES = {"full": 3, "quick": 2}  # of the many steps in which all of many arms have a cycle
 
@@ -42,18 +52,19 @@ def run_campaign(
     Returns:
         The plan's runs, tuning runs first.
     """
-    if jobs < 1:
-        raise LabError(f"--jobs must be at least 1, not {jobs}")
+    require_whole("--jobs", jobs)
     folder = Path(folder)
     check(plan, data_dir)
     make_folder(folder)
     with locked(folder):
+        refuse_links(*(folder / name for name in WRITTEN))
         remove_leftovers(folder)
         declare(plan, folder)
 
         def carry_out(configs: list[RunConfig]) -> None:
             pending = []
             for config in configs:
+                refuse_links(folder / RUNS / run_name(config))
                 if is_finished(folder / RUNS / run_name(config)):
                     watcher.skip(config)
                 else:
@@ -64,11 +75,13 @@ def run_campaign(
 
         tuning = plan.tuning_configs()
         carry_out(tuning)
-        rates = select_rates(plan, folder)
+        with making_sense_of(folder):
+            rates = select_rates(plan, folder)
         main = plan.main_configs(rates)
         carry_out(main)
-        runs = [load_run(folder / RUNS / run_name(config)) for config in (*tuning, *main)]
-        record_selection(plan, folder, rates, runs)
+        with making_sense_of(folder):
+            runs = [load_run(folder / RUNS / run_name(config)) for config in (*tuning, *main)]
+            record_selection(plan, folder, rates, runs)
         measure_timing(plan, folder, data_dir, watcher.note)
         return runs
 
@@ -196,7 +209,7 @@ def measure_timing(
 def recorded_threads(folder: str | Path) -> int | None:
     """The threads a campaign was begun with, so that continuing it needs no repeated flag."""
     path = Path(folder) / PLAN
-    if not path.is_file():
+    if not is_file(path):
         return None
     threads = read_json(path).get("threads")
-    return threads if isinstance(threads, int) else None
+    return threads if type(threads) is int else None

@@ -29,11 +29,14 @@ from gomuon.lab.bench.command import bench
 from gomuon.lab.display import open_display
 from gomuon.lab.errors import LabError
 from gomuon.lab.evidence.command import evidence
-from gomuon.lab.flags import OPEN, Folder, Number, Shape, Switch, Whole, Words
+from gomuon.lab.flags import OPEN, Folder, Number, Shape, Switch, Whole, Words, refuse_empty
+from gomuon.lab.foreign import making_sense_of
+from gomuon.lab.limits import require_whole
 from gomuon.lab.planning.command import plan
 from gomuon.lab.plans import Plan, adapt
 from gomuon.lab.runs import Run
 from gomuon.lab.selection import EXPERIMENT, picks_of, read_selection, write_selection
+from gomuon.lab.terminal import SafeConsole, escaped, one_line
 from gomuon.lab.timing import estimate
 from gomuon.lab.verifying import verify
 from gomuon.lab.workers import Crashed, Interrupted
@@ -159,7 +162,7 @@ def tune(
     plan = adapt(plan, threads=each)
     if dry_run:
         campaign.check(plan, data_dir)
-        summary.print_plan(plan, estimate(plan, parallel, data_dir), parallel, Console())
+        summary.print_plan(plan, estimate(plan, parallel, data_dir), parallel, SafeConsole())
         return
 
     def conclude(plan: Plan, runs: Sequence[Run], console: Console) -> None:
@@ -221,7 +224,7 @@ def reproduce(
         if dry_run:
             campaign.check(plan, data_dir)
             costs = estimate(plan, parallel, data_dir)
-            summary.print_plan(plan, costs, parallel, Console())
+            summary.print_plan(plan, costs, parallel, SafeConsole())
         else:
             carry_out(plan, folder, parallel, data_dir)
 
@@ -234,7 +237,7 @@ def report(folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="
         folder: A folder that race or reproduce wrote.
     """
     write_report(folder)
-    Console().print(f"{folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
+    SafeConsole().print(f"{folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command
@@ -257,7 +260,7 @@ def data(
     """
     for name in names:
         corpora.source_of(name)
-    console = Console()
+    console = SafeConsole()
     wanted = list(names) or (list(corpora.CORPORA) if fetch else [])
     trouble: LabError | None = None
     try:
@@ -291,9 +294,9 @@ def methods(
     if markdown:
         sys.stdout.write(methods_markdown.markdown())
     elif name:
-        methods_table.print_method(name, Console())
+        methods_table.print_method(name, SafeConsole())
     else:
-        methods_table.print_table(Console())
+        methods_table.print_table(SafeConsole())
 
 
 app.command(bench)
@@ -314,8 +317,8 @@ def share(runs: int, jobs: int | None, threads: int | None, folder: Path) -> tup
     A campaign keeps the threads it was begun with, because its numbers depend on them.
     """
     for name, value in (("jobs", jobs), ("threads", threads)):
-        if value is not None and value < 1:
-            raise LabError(f"--{name} must be at least 1, not {value}")
+        if value is not None:
+            require_whole(f"--{name}", value)
     parallel = jobs or min(machine.cores(), runs)
     each = threads or campaign.recorded_threads(folder) or max(1, machine.cores() // parallel)
     return parallel, each
@@ -329,13 +332,14 @@ def carry_out(
     conclude: Conclusion = summary.print_summary,
 ) -> None:
     """Run a plan with its display, print its table, write its report."""
-    console = Console()
+    console = SafeConsole()
     console.print(plan.title, style="bold", markup=False, highlight=False)
     if plan.experiment == EXPERIMENT:
         console.print(f"Rule: {plan.rule}", markup=False, highlight=False)
     with open_display(plan, console) as display:
         runs = campaign.run_campaign(plan, folder, jobs=jobs, watcher=display, data_dir=data_dir)
-    conclude(plan, runs, console)
+    with making_sense_of(folder):
+        conclude(plan, runs, console)
     write_report(folder)
     console.print(
         f"report: {folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True
@@ -351,22 +355,45 @@ def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit code is 2 for a user's error and 130 after Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else arguments
     try:
-        app.cli(
-            args=arguments or ["--help"],
-            prog="gomuon",
-            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
-            description="Go-MUON's lab: race optimizers, repeat the paper, read the reports.",
-        )
+        refuse_empty(arguments)
+        dispatch(arguments or ["--help"])
     except LabError as error:
-        print(f"gomuon: {error}", file=sys.stderr)
+        print(f"gomuon: {one_line(str(error))}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        # Whatever a command asks of the disk: a name that is too long, a folder nobody may enter.
+        where = "" if error.filename is None else f"{error.filename}: "
+        print(one_line(f"gomuon: {where}{error.strerror or error}"), file=sys.stderr)
         return 2
     except (KeyboardInterrupt, Interrupted) as stopped:
         # Continuing with --fresh would drop what is kept.
         again = shlex.join(["gomuon", *(word for word in arguments if word != "--fresh")])
         kept = str(stopped) or "nothing is lost"
-        print(f"\nstopped; {kept}, continue with: {again}", file=sys.stderr)
+        print(f"\nstopped; {kept}, continue with: {escaped(again)}", file=sys.stderr)
         return 130
     except Crashed as error:
-        print(f"gomuon: {error}", file=sys.stderr)
+        print(escaped(f"gomuon: {error}"), file=sys.stderr)
         return 1
     return 0
+
+
+def dispatch(arguments: list[str]) -> None:
+    """Parse and run; the parser's own messages repeat the arguments, so they get them escaped."""
+    shown = [escaped(word) for word in arguments]
+    plain = shown == arguments
+
+    def call(words: list[str], outputs: bool) -> None:
+        app.cli(
+            args=words,
+            prog="gomuon",
+            config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
+            description="Go-MUON's lab: race optimizers, repeat the paper, read the reports.",
+            console_outputs=outputs,
+        )
+
+    try:
+        call(arguments, outputs=plain)
+    except SystemExit:
+        if not plain:
+            call(shown, outputs=True)
+        raise

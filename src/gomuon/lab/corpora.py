@@ -21,9 +21,11 @@ from torch import Tensor
 
 from gomuon.lab.downloads import Unavailable, Wheel, from_url, from_wheel
 from gomuon.lab.errors import LabError, unknown_name
+from gomuon.lab.foreign import is_file, is_folder
 from gomuon.lab.storage import write_atomically
 
 ENVIRONMENT_VARIABLE = "GOMUON_DATA"
+SLACK = 1_000_000  # bytes beyond a text's own that a file may have and still be read
 
 
 @dataclass(frozen=True)
@@ -171,7 +173,7 @@ def _folders(data_dir: str | Path | None, strict: bool = True) -> list[Path]:
         if not folder:
             continue
         # A mistyped folder must not silently become a download.
-        if strict and not Path(folder).is_dir():
+        if strict and not is_folder(Path(folder)):
             raise LabError(f"{origin} names {str(folder)!r}, which is not a folder: create it")
         folders.append(Path(folder))
     return [*folders, _cache()]
@@ -180,13 +182,20 @@ def _folders(data_dir: str | Path | None, strict: bool = True) -> list[Path]:
 def _find(source: Source, folders: list[Path]) -> Path | None:
     for folder in folders:
         for candidate in (folder / source.path, folder / source.file_name):
-            if candidate.is_file():
+            if is_file(candidate):
                 return candidate
     return None
 
 
 def _read(path: Path, source: Source) -> bytes:
     try:
+        size = path.stat().st_size
+        # A wrong file of a text's size is read, so that its hash can be named; a huge one is not.
+        if size > source.bytes + SLACK:
+            raise LabError(
+                f"{path}: not the expected text, expected {source.bytes:,} bytes, found {size:,} "
+                f"bytes; remove it and put the right file there: {source.words}"
+            )
         content = path.read_bytes()
     except OSError as error:
         raise LabError(f"{path}: cannot be read ({error.strerror or error})") from error
@@ -214,7 +223,7 @@ def _fetch(source: Source, destination: Path) -> bytes:
     reasons = []
     for url in source.urls:
         try:
-            content = from_url(url)
+            content = from_url(url, most=source.bytes + SLACK)
         except Unavailable as reason:
             reasons.append(str(reason))
             continue

@@ -32,8 +32,8 @@ class Wheel:
     member: str
 
 
-def from_url(url: str) -> bytes:
-    """Download `url`."""
+def from_url(url: str, most: int) -> bytes:
+    """Download `url`; what has more bytes than `most` is not read."""
     pooch.get_logger().setLevel("WARNING")
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -44,6 +44,9 @@ def from_url(url: str) -> bytes:
                 path=folder,
                 downloader=pooch.HTTPDownloader(timeout=TIMEOUT),
             )
+            size = Path(path).stat().st_size
+            if size > most:
+                raise Unavailable(f"{url}: sent {size:,} bytes, more than the {most:,} expected")
             return Path(path).read_bytes()
         # The transport's many errors are OSErrors or ValueErrors; all mean "not from here".
         except (OSError, ValueError) as error:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import tyro
+
+from gomuon.lab.errors import LabError
 
 # Options left open: their help says what then happens, which "default: None" would not.
 OPEN = tyro.conf.arg(help_behavior_hint="")
@@ -39,3 +42,15 @@ class Shape:
 
     def as_dict(self) -> dict[str, int | None]:
         return dataclasses.asdict(self)
+
+
+def refuse_empty(arguments: Sequence[str]) -> None:
+    """Refuse a value that says nothing: taken for one that was left out, it would mean all of them.
+
+    An unset variable of a shell script is the usual reason.
+    """
+    for flag, word in zip(["", *arguments], arguments, strict=False):
+        name, given, value = word.partition("=") if word.startswith("--") else ("", "", word)
+        if (given or not name) and not value.strip():
+            about = name or (flag if flag.startswith("-") else "an argument")
+            raise LabError(f"{about} is empty; give it a value, or leave it out")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gomuon.lab.errors import LabError
+from gomuon.lab.foreign import UNFIT, is_file, is_folder
 from gomuon.lab.pairing import require_pair
 from gomuon.lab.runs import MANIFEST, Run, load_run
 from gomuon.lab.statistics import Window, windows_for
@@ -108,11 +109,11 @@ def gather(folder: str | Path, load: Callable[[Path], Run] = load_run) -> Campai
         LabError: it is neither, a file in it is damaged, or its runs may not be compared.
     """
     folder = Path(folder)
-    if (folder / PLAN).is_file():
+    if is_file(folder / PLAN):
         return _campaign(folder, read_json(folder / PLAN), load)
-    if (folder / MANIFEST).is_file():
+    if is_file(folder / MANIFEST):
         return _single(load(folder))
-    state = "has no" if folder.is_dir() else "does not exist, so it has no"
+    state = "has no" if is_folder(folder) else "does not exist, so it has no"
     raise LabError(f"{folder} is neither a campaign nor a run: it {state} {PLAN} or {MANIFEST}")
 
 
@@ -142,7 +143,7 @@ def _campaign(folder: Path, plan: dict[str, Any], load: Callable[[Path], Run]) -
         tuning_seed = plan.get("tuning_seed")
     except KeyError as error:
         raise LabError(f"{path}: field {error.args[0]!r} is missing") from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except UNFIT as error:
         raise LabError(f"{path}: not a plan this gomuon reads ({error})") from error
     unknown = {name for pair in comparisons for name in pair} - {arm.name for arm in arms}
     if unknown:
@@ -154,7 +155,7 @@ def _campaign(folder: Path, plan: dict[str, Any], load: Callable[[Path], Run]) -
         for seed in seeds:
             name = f"{arm.name}-s{seed}"
             used.add(name)
-            if not (folder / "runs" / name / MANIFEST).is_file():
+            if not is_file(folder / "runs" / name / MANIFEST):
                 missing.append(name)
                 continue
             run = load(folder / "runs" / name)
@@ -201,7 +202,7 @@ def _timing(path: Path) -> dict[str, list[float]]:
         names = [str(name) for name in content["arms"]]
         values = [[float(x) for x in of_arm] for of_arm in content["seconds"]]
         seconds = dict(zip(names, values, strict=True))
-    except (KeyError, TypeError, ValueError) as error:
+    except UNFIT as error:
         raise LabError(f"{path}: not an interleaved timing ({error!r})") from error
     for name, taken in seconds.items():
         if not taken or not all(0 < x < math.inf for x in taken):

@@ -53,6 +53,14 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def memory() -> int:
+    """Bytes of memory this machine has; a terabyte where it does not tell."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, ValueError, OSError):
+        return 10**12
+
+
 def cores() -> int:
     """The cores this process may use, which inside a container are fewer than the machine's."""
     if hasattr(os, "sched_getaffinity"):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gomuon.lab.errors import LabError
+from gomuon.lab.limits import require_whole
 from gomuon.lab.paper_figures import PaperFigures
 from gomuon.lab.runs import RunConfig
 from gomuon.lab.statistics import Window, window_name, windows_for
@@ -154,8 +155,7 @@ def adapt(
     """A plan with the user's seeds, steps and threads; shorter than declared means "quick"."""
     declared = plan.steps
     chosen_steps = steps if steps is not None else (plan.quick.steps if quick else plan.steps)
-    if chosen_steps < 1:
-        raise LabError(f"--steps must be at least 1, not {chosen_steps}")
+    require_whole("--steps", chosen_steps)
     chosen_seeds = seeds or (plan.seeds[: plan.quick.seeds] if quick else plan.seeds)
     if len(set(chosen_seeds)) != len(chosen_seeds) or min(chosen_seeds) < 0:
         raise LabError(f"--seeds must be distinct and not negative, not {list(chosen_seeds)}")

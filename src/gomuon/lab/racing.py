@@ -10,6 +10,7 @@ from gomuon.lab import optimizers, tasks
 from gomuon.lab import wording as w
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import TRAJECTORY
+from gomuon.lab.limits import require_whole
 from gomuon.lab.plans import Arm, Plan, Quick
 from gomuon.lab.runs import LARGEST_SEED
 from gomuon.lab.selection import Selection
@@ -102,8 +103,7 @@ def task_settings(
         settings["adamw_lr"] = adamw_lr
     own = settings.pop("steps")
     total = own if steps is None else steps
-    if total < 1:
-        raise LabError(f"--steps must be at least 1, not {total}")
+    require_whole("--steps", total)
     return settings, total
 
 
@@ -127,7 +127,7 @@ def arm_title(name: str, rate: float, momentum: float | None) -> str:
 def parse_rates(text: str, wanted: list[str]) -> dict[str, float]:
     """``go-muon=.08,muon=.16`` as a mapping; only optimizers of the race may be named."""
     rates: dict[str, float] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in listed("--lr", text):
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in wanted:
             raise LabError(f"--lr names {name!r}, which is not among {', '.join(wanted)}")
@@ -135,6 +135,14 @@ def parse_rates(text: str, wanted: list[str]) -> dict[str, float]:
             raise LabError(f"--lr names {name} twice: {text}; a race has one rate for each")
         rates[name] = parse_rate(value, f"--lr {part}")
     return rates
+
+
+def listed(flag: str, text: str) -> list[str]:
+    """The entries between commas; none for an empty text, but commas alone are a slip."""
+    parts = [part for part in (part.strip() for part in text.split(",")) if part]
+    if text and not parts:
+        raise LabError(f"{flag} {text!r} holds nothing; give it a value, or leave it out")
+    return parts
 
 
 def parse_rate(text: str, where: str) -> float:

@@ -12,6 +12,7 @@ from pathlib import Path
 from gomuon.lab import report_details, report_grokking, report_language, report_tuning
 from gomuon.lab import wording as w
 from gomuon.lab.document import Document, Note, Section, Standing
+from gomuon.lab.foreign import making_sense_of
 from gomuon.lab.gather import Campaign, gather
 from gomuon.lab.grokking import analyse as analyse_grokking
 from gomuon.lab.language import analyse as analyse_language
@@ -31,8 +32,9 @@ def write_report(folder: str | Path) -> tuple[Path, Path]:
             or the folder cannot be written. No file is left half-written.
     """
     folder = Path(folder)
-    document = build_document(gather(folder))
-    texts = {MARKDOWN: render_markdown(document), PAGE: render_page(document)}
+    with making_sense_of(folder):
+        document = build_document(gather(folder))
+        texts = {MARKDOWN: render_markdown(document), PAGE: render_page(document)}
     for name, text in texts.items():
         write_atomically(folder / name, partial(_write, text))
     return folder / MARKDOWN, folder / PAGE

@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gomuon.lab.errors import LabError
+from gomuon.lab.foreign import UNFIT, is_file
+from gomuon.lab.limits import require_positive, require_whole
 from gomuon.lab.storage import read_json, read_json_lines
 
 FORMAT = 1
 MANIFEST, METRICS, TIMING = "manifest.json", "metrics.jsonl", "timing.jsonl"
 CHECKPOINT, RESULT = "checkpoint.pt", "result.json"
 LARGEST_SEED = 2**64 - 1  # of torch's generators
+WHOLE = (
+    *("steps", "evaluate_every", "checkpoint_every", "threads", "length", "batch"),
+    *("width", "layers", "heads", "hidden", "modulus"),
+)
+KINDS: dict[str, type] = {"task": str, "optimizer": str, "arm": str, "options": dict}
+KINDS |= {"telemetry": bool, "label": str}
 RESUMED = "resumed"  # the manifest's list of what changed while a run was under way
 
 
@@ -50,14 +57,17 @@ class RunConfig:
     label: str = "full"  # "quick" for anything shorter than declared
 
     def __post_init__(self) -> None:
-        for name in ("steps", "evaluate_every", "checkpoint_every", "threads", "length", "batch"):
+        # Checked by kind as well: a configuration may be read from a file.
+        for name, kind in KINDS.items():
             value = getattr(self, name)
-            if value < 1:
-                raise LabError(f"{name} must be at least 1, not {value}")
+            if not isinstance(value, kind):
+                raise LabError(f"{name} must be of type {kind.__name__}, not {value!r}")
+        for name in WHOLE:
+            require_whole(name, getattr(self, name), least=0 if name == "modulus" else 1)
         for name in ("lr", "adamw_lr"):
-            value = getattr(self, name)
-            if not (math.isfinite(value) and value > 0):
-                raise LabError(f"{name} must be a positive number, not {value}")
+            require_positive(name, getattr(self, name))
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise LabError(f"seed must be a whole number, not {self.seed!r}")
         if not 0 <= self.seed <= LARGEST_SEED:
             raise LabError(f"seed must lie between 0 and {LARGEST_SEED}, not {self.seed}")
         if self.label not in ("quick", "full"):
@@ -100,10 +110,11 @@ class Resumption:
     def from_dict(cls, entry: Any, where: Path) -> Resumption:
         """Read an entry of a manifest; ``where`` is named when it does not fit."""
         try:
-            return cls(
-                int(entry["step"]), entry["commit"], dict(entry["versions"]), dict(entry["machine"])
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            commit, step = entry["commit"], int(entry["step"])
+            if not isinstance(commit, str | None):
+                raise TypeError("the commit is no text")
+            return cls(step, commit, dict(entry["versions"]), dict(entry["machine"]))
+        except UNFIT as error:
             raise LabError(
                 f"{where}: {entry!r} under {RESUMED!r} is not step, commit, versions and machine"
             ) from error
@@ -160,13 +171,13 @@ def resumptions(manifest: dict[str, Any], folder: Path) -> tuple[Resumption, ...
 
 
 def is_finished(folder: Path) -> bool:
-    return (folder / RESULT).is_file()
+    return is_file(folder / RESULT)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
     """The manifest of a run folder, checked for its format."""
     path = folder / MANIFEST
-    if not path.is_file():
+    if not is_file(path):
         raise LabError(f"{folder} is not a run folder: it has no {MANIFEST}")
     manifest = read_json(path)
     if manifest.get("format") != FORMAT:
@@ -176,7 +187,20 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     for name in ("config", "hashes"):
         if not isinstance(manifest.get(name), dict):
             raise LabError(f"{path}: {name!r} is missing or not an object")
+    for name in ("hashes", "versions", "machine"):
+        _require_facts(path, name, manifest.get(name, {}))
+    if not isinstance(manifest.get("commit"), str | None):
+        raise LabError(f"{path}: 'commit' must be text, not {manifest['commit']!r}")
     return manifest
+
+
+def _require_facts(path: Path, name: str, found: Any) -> None:
+    """Refuse what is not an object of texts and numbers."""
+    if not isinstance(found, dict):
+        raise LabError(f"{path}: {name!r} must be an object, not {found!r}")
+    for key, value in found.items():
+        if not isinstance(value, str | int | float | None):
+            raise LabError(f"{path}: {key!r} under {name!r} is {value!r}; expected text")
 
 
 def load_run(folder: str | Path) -> Run:
@@ -199,7 +223,7 @@ def load_run(folder: str | Path) -> Run:
 
 def _check_metrics(folder: Path, metrics: list[dict[str, Any]], result: dict[str, Any]) -> None:
     path = folder / METRICS
-    if len(metrics) != result.get("steps"):
+    if isinstance(result.get("steps"), bool) or len(metrics) != result.get("steps"):
         raise LabError(
             f"{path} holds {len(metrics)} updates, but {RESULT} says {result.get('steps')}"
         )

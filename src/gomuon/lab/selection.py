@@ -11,6 +11,7 @@ from typing import Any
 from gomuon.lab import optimizers, tasks
 from gomuon.lab import wording as w
 from gomuon.lab.errors import LabError
+from gomuon.lab.foreign import UNFIT
 from gomuon.lab.plans import Plan
 from gomuon.lab.runs import Run, RunConfig
 from gomuon.lab.statistics import grokking_result, language_result, window_name, windows_for
@@ -241,6 +242,9 @@ def read_selection(path: Path) -> Selection:
             int(content["steps"]),
             {name: settings[name] for name in INHERITED if name in settings},
         )
+        # Refused here, with the file's name, and not when the first run is configured.
+        RunConfig(found.task, optimizers.ADAMW, 1.0, max(found.seeds, default=0), found.steps,
+                  **found.settings)  # fmt: skip
         if not (found.picked and found.seeds):
             lost = list(found.diverged)
             why = f", because every rate of {w.listing(lost)} diverged" if lost else ""
@@ -249,7 +253,7 @@ def read_selection(path: Path) -> Selection:
         raise LabError(
             f"{path} is not a selection of gomuon tune: {error.args[0]!r} is missing"
         ) from error
-    except (TypeError, ValueError, AttributeError) as error:
+    except (LabError, *UNFIT) as error:
         raise LabError(f"{path} is not a selection of gomuon tune: {error}") from error
     for name in picks:
         optimizers.find(name)

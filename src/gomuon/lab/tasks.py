@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gomuon.lab import corpora, schedules, statistics
+from gomuon.lab import corpora, machine, schedules, statistics
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.models import CharacterModel, ModularAdditionModel
 from gomuon.lab.runs import RunConfig
@@ -183,14 +183,44 @@ def build(config: RunConfig, data_dir: str | Path | None = None) -> Task:
     Raises:
         LabError: the task is unknown, its corpus is not to be had, or a number does not fit.
     """
-    return TASKS[check_name(config.task)](config, data_dir)
+    kind = TASKS[check_name(config.task)]
+    _require_memory(config)
+    return kind(config, data_dir)
+
+
+def _require_memory(config: RunConfig) -> None:
+    """Refuse what cannot fit into this machine before a byte of it is made."""
+    least, there = least_bytes(config), machine.memory()
+    if least > there:
+        raise LabError(
+            f"one update would take more than {least / 1e9:,.0f} GB of memory, and this machine "
+            f"has {there / 1e9:,.0f} GB; give a smaller width, hidden, layers, modulus, length, "
+            "batch or number of steps"
+        )
+
+
+def least_bytes(config: RunConfig) -> int:
+    """A lower bound of the memory of one update, from the shape alone."""
+    if config.task == "grokking":
+        examples, positions, symbols = config.modulus**2 // 2, 3, config.modulus
+        logits, stream = examples * symbols, config.modulus**2
+    else:
+        examples, positions = config.batch, config.length
+        logits, stream = examples * positions, config.steps * config.batch
+        symbols = 1  # of its corpus, which is not read yet
+    layer = config.width * (4 * config.width + 3 * config.hidden)
+    weights = config.layers * layer + symbols * config.width
+    kept = examples * positions * config.layers * (4 * config.width + 3 * config.hidden)
+    # Weights, their gradients and a momentum; what the backward pass needs; int64 indices; and the
+    # schedule as a list.
+    return 4 * (3 * weights + kept + logits) + 8 * stream + 32 * config.steps
 
 
 def build_model(task: Task) -> nn.Module:
     """The task's model, with a shape that does not fit reported as a user's error."""
     try:
         return task.model()
-    except ValueError as error:
+    except (ValueError, RuntimeError, MemoryError) as error:  # torch has no memory error of its own
         raise LabError(f"this model cannot be built: {error}") from error
 
 

@@ -7,7 +7,6 @@ file back to that length and repeats the updates since, which come out the same 
 from __future__ import annotations
 
 import math
-import pickle
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,8 +16,9 @@ from typing import Any
 import torch
 
 import gomuon
-from gomuon.lab import machine, optimizers, pairing, tasks, wording
+from gomuon.lab import checkpoint, machine, optimizers, pairing, tasks, wording
 from gomuon.lab.errors import LabError
+from gomuon.lab.foreign import UNFIT
 from gomuon.lab.runs import (
     CHECKPOINT,
     FORMAT,
@@ -39,8 +39,8 @@ from gomuon.lab.storage import (
     locked,
     make_folder,
     read_json_lines,
+    refuse_links,
     remove_leftovers,
-    write_atomically,
     write_json,
 )
 
@@ -75,6 +75,7 @@ class Session:
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.counts = {"negative_source": 0, "negative_gradient": 0}  # before this process
         self.alignment = optimizers.watch_alignment(self.optimizer) if config.telemetry else None
+        self.restored: Path | None = None  # the checkpoint, until an update was made from it
 
     def update(self, step: int) -> tuple[dict[str, Any], float]:
         """Make update ``step`` (from 1): its metrics line and the seconds of the whole step.
@@ -108,29 +109,21 @@ class Session:
         return {name: seen + getattr(self.alignment, name) for name, seen in self.counts.items()}
 
     def save(self, path: Path, step: int, lengths: dict[str, int]) -> None:
-        state = {
-            "format": FORMAT,
-            "step": step,
-            "lengths": lengths,
-            "counts": self.alignment_counts(),
-            "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-        }
-        write_atomically(path, lambda temporary: _save(state, temporary))
+        position = checkpoint.Position(step, lengths, self.alignment_counts())
+        checkpoint.save(path, self.model, self.optimizer, position)
 
     def restore(self, path: Path) -> tuple[int, dict[str, int]]:
         """Continue from a checkpoint: the last update it knows and the files' lengths then."""
-        try:
-            state = torch.load(path, weights_only=True)
-            self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.counts = dict(state["counts"])
-            return state["step"], state["lengths"]
-        except (OSError, RuntimeError, ValueError, KeyError, EOFError, pickle.PickleError) as error:
-            raise LabError(
-                f"{path} cannot be continued from ({type(error).__name__}); "
-                "delete this run's folder and run the campaign again to repeat it"
-            ) from error
+        found = checkpoint.restore(
+            path,
+            self.model,
+            self.optimizer,
+            steps=self.config.steps,
+            files=(METRICS, TIMING),
+            counts=tuple(self.counts),
+        )
+        self.counts, self.restored = found.counts, path
+        return found.step, found.lengths
 
 
 def train(
@@ -162,6 +155,7 @@ def train(
         if is_finished(folder):
             _same_config(config, folder)
             return True
+        refuse_links(*(folder / name for name in (MANIFEST, METRICS, TIMING, CHECKPOINT, RESULT)))
         session = Session(config, data_dir)
         _open_manifest(session, folder)
         step, lengths = 0, {METRICS: 0, TIMING: 0}
@@ -186,7 +180,7 @@ def _continue(
     report: Callable[[Progress], None],
     stop: Callable[[], bool],
 ) -> bool:
-    def checkpoint() -> None:
+    def save() -> None:
         for journal in (metrics, timing):
             journal.sync()
         lengths = {METRICS: metrics.length, TIMING: timing.length}
@@ -195,7 +189,7 @@ def _continue(
     config, diverged = session.config, None
     while step < config.steps:
         if stop():
-            checkpoint()
+            save()
             return False
         try:
             line, seconds = session.update(step + 1)
@@ -203,14 +197,25 @@ def _continue(
             # An outcome like any other: a race should end with a report, not with a failure.
             diverged = step + 1
             break
+        except Exception as error:
+            if session.restored is None:
+                raise
+            raise checkpoint.unusable(session.restored, error) from error
+        session.restored = None
         step += 1
         metrics.append(line)
         timing.append({"step": step, "seconds": round(seconds, 6)})
         if step % config.checkpoint_every == 0 or step == config.steps:
-            checkpoint()
+            save()
         report(Progress(step, seconds, line))
     lines = read_json_lines(folder / METRICS, whole=True)
-    result = {"steps": step, **session.task.result(lines)}
+    try:
+        result = {"steps": step, **session.task.result(lines)}
+    except UNFIT as error:
+        raise LabError(
+            f"{folder / METRICS}: a line lacks its numbers ({type(error).__name__}: {error}); "
+            "delete this run's folder and run the campaign again to repeat it"
+        ) from error
     if diverged is not None:
         result["diverged_at"] = diverged
     if session.alignment is not None:
@@ -285,11 +290,3 @@ def _same_config(config: RunConfig, folder: Path) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """A value as JSON gives it back."""
     return list(value) if isinstance(value, tuple) else value
-
-
-def _save(state: dict[str, Any], path: Path) -> None:
-    try:
-        torch.save(state, path)
-    except RuntimeError as error:
-        # torch's writer reports a full disk as a RuntimeError of its own.
-        raise OSError(0, f"torch could not write it ({str(error).splitlines()[0]})") from error

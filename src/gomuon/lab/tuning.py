@@ -8,6 +8,7 @@ from gomuon.lab import optimizers, racing
 from gomuon.lab import wording as w
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import TRAJECTORY
+from gomuon.lab.limits import require_whole
 from gomuon.lab.plans import Arm, Plan, Quick
 from gomuon.lab.selection import EXPERIMENT
 from gomuon.lab.statistics import windows_for
@@ -105,7 +106,7 @@ def geometric_grid(middle: float, count: int, ratio: float) -> tuple[float, ...]
 def parse_grids(text: str, wanted: list[str]) -> dict[str, tuple[float, ...]]:
     """``go-muon=.02/.04,muon=.01/.02`` as a mapping; every method named has as many rates."""
     grids: dict[str, tuple[float, ...]] = {}
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in racing.listed("--rates", text):
         name, _, values = (piece.strip() for piece in part.partition("="))
         if name not in wanted:
             raise LabError(f"--rates names {name!r}, which is not among {', '.join(wanted)}")
@@ -123,7 +124,7 @@ def parse_grids(text: str, wanted: list[str]) -> dict[str, tuple[float, ...]]:
 def parse_momenta(text: str) -> tuple[float, ...]:
     """``.8,.95`` as numbers."""
     found = []
-    for part in filter(None, (part.strip() for part in text.split(","))):
+    for part in racing.listed("--momenta", text):
         try:
             value = float(part)
         except ValueError:
@@ -146,8 +147,7 @@ def _count(grid: int | None, given: dict[str, tuple[float, ...]], finer: dict[st
             )
     counts = {name: len(rates) // finer[name] for name, rates in given.items()}
     if grid is not None:
-        if grid < 1:
-            raise LabError(f"--grid must be at least 1, not {grid}")
+        require_whole("--grid", grid)
         counts = {"--grid": grid, **counts}
     for name, count in counts.items():
         first = next(iter(counts))

@@ -20,8 +20,10 @@ from gomuon.lab.bench import page as pages
 from gomuon.lab.bench import running, tables
 from gomuon.lab.display import clock
 from gomuon.lab.document import Table, cell
-from gomuon.lab.errors import LabError
 from gomuon.lab.flags import Folder, Switch, Whole, Words
+from gomuon.lab.foreign import making_sense_of
+from gomuon.lab.limits import require_whole
+from gomuon.lab.terminal import SafeConsole, escaped
 from gomuon.lab.threads import on_threads
 from gomuon.lab.workers import Interrupted
 
@@ -64,24 +66,27 @@ def bench(
         folder = out or Path("results") / "bench"
         link = f"../{folder.as_posix()}/bench"
         file = (folder / running.FILE).as_posix()
-        sys.stdout.write(pages.markdown(running.read(folder), file, link))
+        with making_sense_of(folder / running.FILE):
+            text = pages.markdown(running.read(folder), file, link)
+        sys.stdout.write(escaped(text))
         return
-    if threads is not None and threads < 1:
-        raise LabError(f"--threads must be at least 1, not {threads}")
+    if threads is not None:
+        require_whole("--threads", threads)
     settings = running.Settings(
         models, arms, cycles, "quick" if quick else "full", scaling, compile
     )
     settings.check()
     folder = out or Path("runs") / ("bench-quick" if quick else "bench")
-    console = Console()
+    console = SafeConsole()
     try:
         with on_threads(threads or torch.get_num_threads()), Progress(console) as progress:
             command = spelled(settings, threads, out)
             result = running.run(settings, folder, command, progress, fresh=fresh)
     except KeyboardInterrupt:
         raise Interrupted("the finished parts are kept and the one under way begins anew") from None
-    show(result, console)
-    write(result, folder)
+    with making_sense_of(folder / running.FILE):
+        show(result, console)
+        write(result, folder)
     console.print(f"report: {folder / REPORT}", markup=False, highlight=False, soft_wrap=True)
 
 

@@ -21,9 +21,12 @@ from gomuon.lab.bench.arms import RATE, Arm
 from gomuon.lab.bench.roster import choose, registry
 from gomuon.lab.bench.workloads import Size, Workload
 from gomuon.lab.errors import LabError
+from gomuon.lab.foreign import is_file, making_sense_of
+from gomuon.lab.limits import require_whole
 
 FILE = "bench.json"
 FORMAT = 1
+SECTIONS = ("workloads", "memory", "scaling")
 OF_THE_LAB = ("memory.py", "models.py", "threads.py")  # used from outside its folder
 PACKAGES = ("heavyball", "pytorch_optimizer", "transformers", "scipy")
 # Matrices one by one, or bfloat16 without units for it: many seconds a step at this size. What they
@@ -54,8 +57,8 @@ class Settings:
 
     def check(self) -> None:
         """Raise a LabError for what cannot be measured, before anything runs."""
-        if self.cycles is not None and self.cycles < 1:
-            raise LabError(f"--cycles must be at least 1, not {self.cycles}")
+        if self.cycles is not None:
+            require_whole("--cycles", self.cycles)
         choose(self.arms)
         self.workloads()
 
@@ -135,7 +138,8 @@ def run(
     asked = {"arms": settings.arms, "cycles": settings.cycles, "compiled": settings.compiled}
     with storage.locked(folder):
         result = environment(settings.size) | {"command": command, "date": today()}
-        result |= {"workloads": {}, "memory": {}, "scaling": {}}
+        result |= {section: {} for section in SECTIONS}
+        storage.refuse_links(folder / FILE)
         if fresh:
             # At once: stopped before its first part is done, it is continued without --fresh.
             (folder / FILE).unlink(missing_ok=True)
@@ -149,7 +153,8 @@ def run(
             section[part.name] = {**part.measure(watcher), "asked": asked}
             storage.write_json(folder / FILE, result)
             gc.collect()
-    return arranged(result)
+    with making_sense_of(folder / FILE):
+        return arranged(result)
 
 
 def kept(path: Path, now: dict[str, Any]) -> dict[str, Any]:
@@ -162,12 +167,21 @@ def kept(path: Path, now: dict[str, Any]) -> dict[str, Any]:
     if not path.exists():
         return {}
     old = storage.read_json(path)
-    if found := differences(old, now):
+    with making_sense_of(path):
+        found = differences(old, now)
+    if found:
         raise LabError(
             f"{path} was measured otherwise ({'; '.join(found)}); give --fresh to drop it and "
             "measure everything again, or another folder with --out"
         )
-    return {section: old.get(section, {}) for section in ("workloads", "memory", "scaling")}
+    sections = {section: old.get(section, {}) for section in SECTIONS}
+    for name, section in sections.items():
+        if not isinstance(section, dict) or not all(isinstance(p, dict) for p in section.values()):
+            raise LabError(
+                f"{path}: {name!r} must be an object of objects; give --fresh to drop the file and "
+                "measure everything again, or another folder with --out"
+            )
+    return sections
 
 
 def differences(old: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
@@ -246,7 +260,7 @@ def read(folder: Path) -> dict[str, Any]:
         LabError: there are none, or of another format.
     """
     path = folder / FILE
-    if not path.exists():
+    if not is_file(path):
         raise LabError(f"{path} does not exist; gomuon bench --out {folder} makes it")
     result = storage.read_json(path)
     if result.get("format") != FORMAT:

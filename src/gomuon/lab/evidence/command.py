@@ -5,14 +5,14 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from rich.console import Console
-
 from gomuon.lab import storage
 from gomuon.lab.errors import LabError
 from gomuon.lab.evidence import page as pages
 from gomuon.lab.evidence.collecting import collect as collect_campaign
 from gomuon.lab.evidence.reading import read_evidence
 from gomuon.lab.flags import Folder, Words
+from gomuon.lab.foreign import is_folder, making_sense_of
+from gomuon.lab.terminal import SafeConsole
 
 PAGE, PICTURES = "reproduction.md", "pictures"
 
@@ -34,10 +34,11 @@ def evidence(
         results: Where campaigns are kept; by default results.
         out: Folder of the page and its pictures; by default docs.
     """
-    console = Console()
+    console = SafeConsole()
     kept = results or Path("results")
     if collect is not None:
-        study = collect_campaign(collect, kept, name)
+        with making_sense_of(collect):
+            study = collect_campaign(collect, kept, name)
         files = [path for path in (kept / study.name).rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in files)
         said = f"{kept / study.name}: {len(study.runs)} of {study.declared} runs, {size:,} bytes"
@@ -45,14 +46,17 @@ def evidence(
         return
     if name:
         raise LabError("--name is for --collect; give the campaign's folder with --collect")
-    if not kept.is_dir():
+    if not is_folder(kept):
         raise LabError(f"{kept} does not exist; gomuon evidence --collect FOLDER fills it")
-    found = read_evidence(kept)
     folder = out or Path("docs")
-    storage.make_folder(folder)
-    # Imported late: matplotlib takes a while.
-    drawn = importlib.import_module("gomuon.lab.evidence.pictures").write(found, folder / PICTURES)
-    text = pages.markdown(found, drawn, PICTURES)
+    with making_sense_of(kept):
+        found = read_evidence(kept)
+        storage.make_folder(folder)
+        storage.refuse_links(folder / PICTURES)
+        # Imported late: matplotlib takes a while.
+        pictures = importlib.import_module("gomuon.lab.evidence.pictures")
+        drawn = pictures.write(found, folder / PICTURES)
+        text = pages.markdown(found, drawn, PICTURES)
     storage.write_atomically(folder / PAGE, lambda part: part.write_text(text, encoding="utf-8"))
     for path in (folder / PAGE, *(folder / PICTURES / one for one in drawn)):
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)

@@ -7,14 +7,15 @@ import sys
 from typing import Annotated, get_args
 
 import tyro
-from rich.console import Console
 
 from gomuon.functional.polar import PolarMethod
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.flags import OPEN, Folder, Switch, Whole, Words
+from gomuon.lab.limits import require_whole
 from gomuon.lab.planning import page, subject
 from gomuon.lab.planning.outlook import ACCELERATOR_POLAR, OPTIMIZERS, outlook
 from gomuon.lab.planning.table import print_outlook
+from gomuon.lab.terminal import SafeConsole
 from gomuon.traffic import Mesh
 
 
@@ -71,8 +72,8 @@ def plan(
         ("token-stride", token_stride),
         ("tokens", tokens),
     ):
-        if value is not None and value < 1:
-            raise LabError(f"--{flag} must be at least 1, not {value}")
+        if value is not None:
+            require_whole(f"--{flag}", value)
     if ranks % shards:
         raise LabError(f"--shards {shards} must divide the {ranks} ranks: a copy has that many")
     if replicate and shards > 1:
@@ -105,4 +106,4 @@ def plan(
     if json:
         sys.stdout.write(jsons.dumps(figures.as_dict(), indent=2) + "\n")
     else:
-        print_outlook(figures, Console(), owners)
+        print_outlook(figures, SafeConsole(), owners)

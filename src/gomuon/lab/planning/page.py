@@ -10,6 +10,7 @@ from gomuon.lab.optimizers import title
 from gomuon.lab.planning import subject
 from gomuon.lab.planning.outlook import outlook
 from gomuon.lab.planning.table import figures, heading, notes
+from gomuon.lab.storage import write_atomically
 from gomuon.traffic import Mesh
 
 BEGIN = "<!-- figures: made by make docs -->"
@@ -29,9 +30,11 @@ def write(path: Path) -> None:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise LabError(f"--markdown {path} cannot be read: {error.strerror}") from error
-    part = path.with_name(f".{path.name}.part")  # a failure must not leave half a page
-    part.write_text(renewed(text, str(path)), encoding="utf-8")
-    part.replace(path)
+    except UnicodeDecodeError as error:
+        raise LabError(f"--markdown {path} is no text in UTF-8: {error}") from error
+    fresh = renewed(text, str(path))
+    # Where the page is a link, it is the user's own, and leads to what is to be written.
+    write_atomically(path.resolve(), lambda part: part.write_text(fresh, encoding="utf-8"))
 
 
 def renewed(text: str, name: str = "the page") -> str:

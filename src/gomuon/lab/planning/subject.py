@@ -61,7 +61,7 @@ def imported(path: str, shape: str, tokens: int | None, dtype: str) -> Subject:
     sys.path.insert(0, str(Path.cwd()))  # as python -m does
     try:
         build = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+    except Exception as error:  # a module runs when it is imported, and may raise anything
         raise LabError(f"--model {path!r} cannot be imported: {error}") from error
     finally:
         sys.path.pop(0)
@@ -93,9 +93,9 @@ def _built(build: Callable[[], Any], name: str, dtype: str) -> nn.Module:
 def _observed(name: str, model: nn.Module, sizes: tuple[int, ...], tokens: int) -> Subject:
     symbols = any(isinstance(part, nn.Embedding) for part in model.modules())
     dtype = torch.long if symbols else next(model.parameters()).dtype
-    x = torch.zeros(sizes, dtype=dtype, device="meta")
     counter = FlopCounterMode(display=False)
     try:
+        x = torch.zeros(sizes, dtype=dtype, device="meta")
         with counter:
             shared = readings(model, x)
     except Exception as error:  # the user's code may raise anything
