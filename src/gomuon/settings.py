@@ -50,8 +50,12 @@ def _one_of(*choices: Any) -> Callable[[Any], bool]:
     return lambda value: any(value is choice or value == choice for choice in choices)
 
 
-def _whole_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def _whole(low: int) -> Callable[[Any], bool]:
+    def check(value: Any) -> bool:
+        whole = isinstance(value, int) and not isinstance(value, bool)
+        return whole and low <= value < 2**63  # what is larger overflows when it is multiplied
+
+    return check
 
 
 _at_least_zero = _within(0, math.inf)
@@ -59,6 +63,7 @@ _decay = _within(0, 1)
 _exponent = _within(0, 0.5, include_high=True)
 _share = _within(0, 1, include_high=True)
 _positive = _within(5e-324, math.inf)
+_whole_number = _whole(1)
 
 
 def _is_damping(value: Any) -> bool:
@@ -100,7 +105,7 @@ CHECKS: Checks = {
     "geometry_decay": (lambda value: isinstance(value, bool), "True or False"),
     "statistics_every": (_whole_number, "a whole number >= 1"),
     "token_stride": (_whole_number, "a whole number >= 1"),
-    "token_skip": (lambda value: value == 0 or _whole_number(value), "a whole number >= 0"),
+    "token_skip": (_whole(0), "a whole number >= 0"),
     "stagger": (lambda value: isinstance(value, bool), "True or False"),
     "reduce": (lambda value: isinstance(value, bool), "True or False"),
     "damping": (_at_least_zero, "a finite number >= 0"),
@@ -108,7 +113,7 @@ CHECKS: Checks = {
     "ridge": (_at_least_zero, "a finite number >= 0"),
     "power": (_within(0, 1, include_high=True), "a number in [0, 1]"),
     "block_size": (_whole_number, "a whole number >= 1"),
-    "max_side": (lambda value: value == 0 or _whole_number(value), "a whole number >= 0"),
+    "max_side": (_whole(0), "a whole number >= 0"),
     "epsilon": (_at_least_zero, "a finite number >= 0"),
     "aspect": (_one_of("ratio", "max"), '"ratio" or "max"'),
     "mu": (_at_least_zero, "a finite number >= 0"),

@@ -69,7 +69,7 @@ def _call(source: Source) -> str | None:
             return f"{said} raised {error!r}"
         if isinstance(error, DecompositionError):
             return None if "cannot decompose" in str(error) else f"{said} raised {error!r}"
-        return _unless_named(said, error, {*arguments, name})
+        return _unless_named(said, error, {*arguments, name, "method"})
     except Exception as error:
         return f"{said} raised {type(error).__name__}: {error}"
     return _judged(said, found, door, arguments, right=not wrong)
@@ -209,14 +209,10 @@ def _mismatch(arguments: Mapping[str, Any]) -> list[Shape]:
 
 def _mismatch_bound(arguments: Mapping[str, Any]) -> list[Shape]:
     q, p, J = arguments["q"], arguments["p"], arguments["jacobian"]
-    shape, dtype = (
-        torch.broadcast_shapes(q.shape, p.shape)[:-1],
-        torch.promote_types(q.dtype, p.dtype),
-    )
+    bound = torch.empty_like((q - p)[..., 0])
     if J is not None:
-        shape = torch.broadcast_shapes(shape, J.shape[:-2])
-        dtype = torch.promote_types(dtype, J.dtype)
-    return [(tuple(shape), dtype)]
+        bound = bound * torch.empty(J.shape[:-2], dtype=J.dtype)
+    return [(tuple(bound.shape), bound.dtype)]
 
 
 def _shrunk(weight: str) -> Callable[[Mapping[str, Any]], list[Shape]]:
@@ -386,7 +382,10 @@ def _setting(source: Source, name: str, model: nn.Module) -> Any:
         return {source.pick.choice(["lr", "betas", "eps", "weight_decay", "x"]): source.wrong(1)}
     if name in ("alpha", "betas") and source.pick.random() < 0.5:
         return (source.wrong(1), source.wrong(1))
-    return source.wrong(1)
+    value = source.wrong(1)
+    return (
+        None if name == "routes" and callable(value) else value
+    )  # a function's errors are its own
 
 
 def _key(value: Any) -> bool:
