@@ -119,6 +119,6 @@ class Source:
 
     def _with_one(self, X: Tensor, value: float) -> Tensor:
         X = X.clone()
-        if X.numel():
+        if X.numel() and X.is_floating_point():
             X.view(-1)[self.pick.randrange(X.numel())] = value
         return X

@@ -9,8 +9,7 @@ import inspect
 import numbers
 import re
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +17,11 @@ import torch
 from torch import Tensor, nn
 
 import gomuon
-from gomuon import DecompositionError, LayerSpec, functional
-from gomuon.functional import theory
+from gomuon import DecompositionError, LayerSpec
 from tests.faults.arguments import Source
+from tests.faults.doors import DOORS, Arguments, Door
 
 CASES = 5000
-
-Arguments = dict[str, Any]
-Shape = tuple[tuple[int, ...], torch.dtype] | None  # None: a plain number
-METHODS = ("svd", "canonical", "polar-express", "auto")
-
-
-@dataclass(frozen=True)
-class Door:
-    """A public function: right arguments for it, and what they must give."""
-
-    function: Callable[..., Any]
-    right: Callable[[Source], Arguments]
-    results: Callable[[Mapping[str, Any]], list[Shape]]
 
 
 def case(seed: int, folder: Path) -> str | None:
@@ -69,7 +55,7 @@ def _call(source: Source) -> str | None:
             return f"{said} raised {error!r}"
         if isinstance(error, DecompositionError):
             return None if "cannot decompose" in str(error) else f"{said} raised {error!r}"
-        return _unless_named(said, error, {*arguments, name})
+        return _unless_named(said, error, {*arguments, name, "method"})
     except Exception as error:
         return f"{said} raised {type(error).__name__}: {error}"
     return _judged(said, found, door, arguments, right=not wrong)
@@ -108,224 +94,6 @@ def _told(value: Any) -> str:
     if isinstance(value, int) and abs(value) > 10**30:
         return f"<{value.bit_length()} bits>"
     return repr(value)[:60]
-
-
-# ---- what right arguments are --------------------------------------------------------------------
-
-
-def _dtype(source: Source) -> torch.dtype:
-    return source.pick.choice([torch.float32, torch.float64])
-
-
-def _sided(
-    source: Source, name: str = "M", *, optional: bool = True, empty: bool = True
-) -> Arguments:
-    leading, dtype = source.leading(), _dtype(source)
-    m, n = (source.side() if empty else max(1, source.side()) for _ in range(2))
-    arguments: Arguments = {name: source.normal(*leading, m, n, dtype=dtype)}
-    for side, d in (("left", m), ("right", n)):
-        leads = source.pick.choice([leading, ()])
-        arguments[side] = source.definite(*leads, d=d, dtype=dtype)
-        if optional and source.pick.random() < 0.2:
-            arguments[side] = None
-    return arguments
-
-
-def _with_method(source: Source) -> Arguments:
-    return {**_sided(source), "polar_method": source.pick.choice(METHODS)}
-
-
-def _halfspace(source: Source) -> Arguments:
-    return {
-        **_with_method(source),
-        "tau": source.pick.choice([0.0, 0.5, 0.9, 0.999, 1 - 1e-7, 1 - 1e-15]),
-        "bisections": source.pick.choice([0, 5, 30]),
-    }
-
-
-def _square(source: Source, d: int | None = None) -> Tensor:
-    d = source.side() if d is None else d
-    return source.definite(*source.leading(), d=d, dtype=_dtype(source))
-
-
-def _factors(source: Source) -> Arguments:
-    dtype, leading = _dtype(source), source.leading()
-    m, n = (max(1, source.side()) for _ in range(2))
-    return {
-        "A": source.definite(*leading, d=n, dtype=dtype),
-        "B": source.definite(*leading, d=m, dtype=dtype),
-        "M": source.normal(*leading, m, n, dtype=dtype),
-        "alpha": source.pick.choice([0.0, 0.25, 0.5]),
-    }
-
-
-def _drift(source: Source) -> Arguments:
-    dtype, leading = _dtype(source), source.leading()
-    m, n = (max(1, source.side()) for _ in range(2))
-    sides = {"left": m, "right": n, "cached_left": m, "cached_right": n}
-    return {name: source.definite(*leading, d=d, dtype=dtype) for name, d in sides.items()}
-
-
-def _labels(source: Source) -> Arguments:
-    shape, dtype = (*source.leading(), max(1, source.side())), _dtype(source)
-    return {name: source.probabilities(*shape, dtype=dtype) for name in ("q", "p")}
-
-
-def _with_jacobian(source: Source) -> Arguments:
-    labels = _labels(source)
-    *leading, c = labels["p"].shape
-    J = source.normal(*leading, c, 4, dtype=labels["p"].dtype)
-    return {**labels, "jacobian": source.pick.choice([J, None])}
-
-
-def _clock(source: Source) -> Arguments:
-    return {
-        "beta": source.pick.choice([0.0, 0.5, 0.97, 1 - 1e-9]),
-        "every": source.pick.choice([1, 2, 4, 100]),
-    }
-
-
-# ---- what they give ------------------------------------------------------------------------------
-
-
-def _like(name: str, *sides: str, drop: int = 0) -> Callable[[Mapping[str, Any]], list[Shape]]:
-    """As the named argument, with leading dimensions of the sides too, and less the last ones."""
-
-    def results(arguments: Mapping[str, Any]) -> list[Shape]:
-        X: Tensor = arguments[name]
-        given = [arguments[side] for side in sides]
-        others = [side.shape[:-2] for side in given if side is not None]
-        leading = torch.broadcast_shapes(X.shape[:-2], *others)
-        return [((*leading, *X.shape[-2:])[: len(leading) + 2 - drop], X.dtype)]
-
-    return results
-
-
-def _mismatch(arguments: Mapping[str, Any]) -> list[Shape]:
-    q, p = arguments["q"], arguments["p"]
-    shape = torch.broadcast_shapes(q.shape, p.shape)
-    return [((*shape, shape[-1]), torch.promote_types(q.dtype, p.dtype))]
-
-
-def _mismatch_bound(arguments: Mapping[str, Any]) -> list[Shape]:
-    q, p, J = arguments["q"], arguments["p"], arguments["jacobian"]
-    shape, dtype = (
-        torch.broadcast_shapes(q.shape, p.shape)[:-1],
-        torch.promote_types(q.dtype, p.dtype),
-    )
-    if J is not None:
-        shape = torch.broadcast_shapes(shape, J.shape[:-2])
-        dtype = torch.promote_types(dtype, J.dtype)
-    return [(tuple(shape), dtype)]
-
-
-def _shrunk(weight: str) -> Callable[[Mapping[str, Any]], list[Shape]]:
-    def results(arguments: Mapping[str, Any]) -> list[Shape]:
-        S, given = arguments["S"], arguments[weight]
-        own = given.shape if isinstance(given, Tensor) else ()
-        over = torch.broadcast_shapes(own, S.shape[:-2])
-        shrunk: Shape = ((*over, *S.shape[-2:]), S.dtype)
-        return [shrunk, (tuple(over), S.dtype)] if weight == "n" else [shrunk]
-
-    return results
-
-
-def _bound(arguments: Mapping[str, Any]) -> list[Shape]:
-    given = arguments["intensity"]
-    return [(tuple(given.shape), given.dtype) if isinstance(given, Tensor) else None]
-
-
-def _plain(arguments: Mapping[str, Any]) -> list[Shape]:
-    return [None]
-
-
-_SIDES = ("left", "right")
-DOORS: dict[str, Door] = {
-    "polar": Door(
-        functional.polar,
-        lambda s: {
-            "X": s.normal(*s.leading(), s.side(), s.side(), dtype=_dtype(s)),
-            "method": s.pick.choice(METHODS),
-        },
-        _like("X"),
-    ),
-    "matched_direction": Door(functional.matched_direction, _with_method, _like("M", *_SIDES)),
-    "inside_only_direction": Door(
-        functional.inside_only_direction, _with_method, _like("M", *_SIDES)
-    ),
-    "halfspace_direction": Door(functional.halfspace_direction, _halfspace, _like("M", *_SIDES)),
-    "frobenius_graft": Door(
-        functional.frobenius_graft,
-        lambda s: {"D": s.normal(*s.leading(), s.side(), s.side(), dtype=_dtype(s))},
-        _like("D"),
-    ),
-    "weighted_norm": Door(
-        functional.weighted_norm,
-        lambda s: _sided(s, "D", empty=False),
-        _like("D", *_SIDES, drop=2),
-    ),
-    "inverse_root": Door(
-        functional.inverse_root,
-        lambda s: {"S": _square(s), "power": s.pick.choice([0, 0.25, 0.5, 1])},
-        _like("S"),
-    ),
-    "oas": Door(
-        functional.oas,
-        lambda s: {
-            "S": _square(s, s.pick.choice([1, 2, 6])),
-            "n": s.pick.choice([1, 2.5, 100, torch.tensor(5), torch.tensor(7.0)]),
-        },
-        _shrunk("n"),
-    ),
-    "shrink": Door(
-        functional.shrink,
-        lambda s: {"S": _square(s), "intensity": s.pick.choice([0, 0.5, 1, torch.tensor(0.1)])},
-        _shrunk("intensity"),
-    ),
-    "oracle_value": Door(
-        theory.oracle_value,
-        lambda s: _sided(s, optional=False),
-        _like("M", *_SIDES, drop=2),
-    ),
-    "condition_number": Door(
-        theory.condition_number,
-        lambda s: {"S": _square(s, s.pick.choice([1, 2, 6]))},
-        _like("S", drop=2),
-    ),
-    "grafted_alignment_bound": Door(
-        theory.grafted_alignment_bound, _factors, _like("M", "A", "B", drop=2)
-    ),
-    "grafted_condition_bound": Door(
-        theory.grafted_condition_bound,
-        lambda s: {key: value for key, value in _factors(s).items() if key != "M"},
-        _like("A", "B", drop=2),
-    ),
-    "oas_condition_bound": Door(
-        theory.oas_condition_bound,
-        lambda s: {
-            "d": s.pick.choice([1, 2, 100]),
-            "intensity": s.pick.choice([0.1, 1, 1e-9, torch.tensor([0.5, 1.0])]),
-        },
-        _bound,
-    ),
-    "cached_efficiency_bound": Door(
-        theory.cached_efficiency_bound,
-        _drift,
-        _like("left", "right", "cached_left", "cached_right", drop=2),
-    ),
-    "softmax_fisher": Door(
-        theory.softmax_fisher,
-        lambda s: {"p": _labels(s)["p"]},
-        lambda given: [((*given["p"].shape, given["p"].shape[-1]), given["p"].dtype)],
-    ),
-    "observed_label_mismatch": Door(theory.observed_label_mismatch, _labels, _mismatch),
-    "observed_label_mismatch_bound": Door(
-        theory.observed_label_mismatch_bound, _with_jacobian, _mismatch_bound
-    ),
-    "ema_variance": Door(theory.ema_variance, _clock, _plain),
-    "sparse_variance_ratio": Door(theory.sparse_variance_ratio, _clock, _plain),
-    "sparse_lag": Door(theory.sparse_lag, _clock, _plain),
-}
 
 
 # ---- constructors --------------------------------------------------------------------------------
@@ -386,7 +154,10 @@ def _setting(source: Source, name: str, model: nn.Module) -> Any:
         return {source.pick.choice(["lr", "betas", "eps", "weight_decay", "x"]): source.wrong(1)}
     if name in ("alpha", "betas") and source.pick.random() < 0.5:
         return (source.wrong(1), source.wrong(1))
-    return source.wrong(1)
+    value = source.wrong(1)
+    return (
+        None if name == "routes" and callable(value) else value
+    )  # a function's errors are its own
 
 
 def _key(value: Any) -> bool:

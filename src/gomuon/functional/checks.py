@@ -135,7 +135,7 @@ def number(
         raise ValueError(f"{expected}, got {shown(value)}")
     if isinstance(value, Tensor):
         return value.reshape(())
-    return value if isinstance(value, int) else plain
+    return value if whole else plain
 
 
 def _is_number(value: Any) -> bool:
@@ -156,7 +156,8 @@ def weights(value: Any, S: Tensor, expected: str, low: float = -math.inf) -> Non
         raise ValueError(f"{expected}, got {shown(value)}")
     if value.device != S.device and (value.ndim or value.is_meta):
         raise ValueError(f"{name} must be on S's device, {S.device}, got {value.device}")
-    together(value.shape, name, S.shape[:-2], "S")
+    if value.ndim and value.shape != S.shape[:-2]:
+        together(value.shape, name, S.shape[:-2], "S")
 
 
 def method(value: Any, name: str = "polar_method") -> None:

@@ -47,7 +47,7 @@ def grafted_condition_bound(A: Tensor, B: Tensor, alpha: float) -> Tensor:
     checks.square(B, "B")
     checks.alike(B, "B", A, "A")
     checks.together(B.shape[:-2], "B", A.shape[:-2], "A")
-    alpha = checks.number(alpha, "alpha must be a finite number")
+    alpha = float(checks.number(alpha, "alpha must be a finite number"))
     return (_condition_number(A, "A") * _condition_number(B, "B")).pow(alpha)
 
 
