@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import subprocess
 import sys
 import zipfile
@@ -176,6 +177,24 @@ def test_a_wrong_file_is_named_and_not_used(tmp_path: Path, content: bytes, word
         for part in (CORPORA["made"].sha256, f"{CORPORA['made'].bytes:,} bytes"):
             assert part in message
     assert path.read_bytes() == content  # the user's file is theirs
+
+
+def test_a_huge_file_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = put(tmp_path, b"")
+    os.truncate(path, 3_000_000_000)  # of zeros, which take no room on the disk
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} was read"))
+    with pytest.raises(LabError, match=r"not the expected text.* found 3,000,000,000 bytes"):
+        corpora.load("made", tmp_path)
+    assert {entry.state for entry in corpora.status(tmp_path) if entry.name == "made"} == {"wrong"}
+
+
+def test_a_huge_download_is_refused_unread(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = TEXT.encode() + bytes(corpora.SLACK + 1)
+    monkeypatch.setattr(downloads.pooch, "HTTPDownloader", serving(content))
+    monkeypatch.setattr(Path, "read_bytes", lambda path: pytest.fail(f"{path} was read"))
+    with pytest.raises(LabError, match=f"sent {len(content):,} bytes, more than the"):
+        corpora.load("made")
+    assert files_under(cache) == []
 
 
 def test_a_folder_that_does_not_exist_is_not_a_reason_to_download(
