@@ -110,12 +110,12 @@ def test_forged_values_are_not_taken(words: str, tmp_path: Path) -> None:
 
 
 def test_a_step_that_is_not_the_optimizers_is_not_taken(tmp_path: Path) -> None:
-    path = begun(tmp_path, "go-muon")
+    path = begun(tmp_path, "muon")
     state = torch.load(path, weights_only=True)
     for group in state["optimizer"]["param_groups"]:
         group["step"] = 3
     torch.save(state, path)
-    assert "its optimizer is at step 3, the run at 5" in refused(tmp_path, "go-muon")
+    assert "its optimizer is at step 3, the run at 5" in refused(tmp_path, "muon")
 
 
 def test_a_half_line_is_not_counted_as_an_update(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
         job
         for side, alpha in powers
         if alpha > 0
-        for job in _each_factor(layers, side, "map", partial(guarded_roots, power=alpha))
+        for job in _each_map(layers, side, partial(guarded_roots, power=alpha))
     ]
     return _done(jobs)
 
@@ -148,25 +148,28 @@ def ridge_inverse_map(layers: Sequence[Layer], group: Group) -> list[Layer]:
         ridge = group["damping"] * trace_mean(S) + 1e-8
         return torch.linalg.inv(S + ridge * identity_like(S))
 
-    return _done(_each_factor(layers, "right", "map", lambda S: guarded(inverse, S)))
+    return _done(_each_map(layers, "right", lambda S: guarded(inverse, S)))
 
 
 def eigen_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
     """Eigenvectors and eigenvalues of both factors."""
+
+    # Packed as one tensor [values; vectors], because a guard sees one result per factor.
+    def packed(S: Tensor) -> Tensor:
+        values, vectors = decompose(torch.linalg.eigh, S)
+        return torch.cat([values.unsqueeze(-2), vectors], dim=-2)
+
+    def unpacked(side: str, layer: Layer, eigen: Tensor | None) -> list[Layer]:
+        if eigen is None:
+            return [layer]
+        # Rounding makes zeros negative, and a product of two may outweigh the damping.
+        values, basis = eigen[..., 0, :].clamp_min(0), eigen[..., 1:, :].clone()
+        return keep(layer, f"{side}_values", values) + keep(layer, f"{side}_basis", basis)
+
     failed = []
     for side in ("left", "right"):
-        # Packed as one tensor [values; vectors], because a guard sees one result per factor.
-        def packed(S: Tensor) -> Tensor:
-            values, vectors = decompose(torch.linalg.eigh, S)
-            return torch.cat([values.unsqueeze(-2), vectors], dim=-2)
-
-        failed += _done(_each_factor(layers, side, "eigen", lambda S: guarded(packed, S)))
-        for layer in layers:
-            eigen = layer.state.pop(f"{side}_eigen", None)
-            if eigen is not None:
-                # Rounding makes zeros negative, and a product of two may outweigh the damping.
-                layer.state[f"{side}_values"] = eigen[..., 0, :].clamp_min(0)
-                layer.state[f"{side}_basis"] = eigen[..., 1:, :].clone()
+        jobs = _each_factor(layers, side, lambda S: guarded(packed, S), partial(unpacked, side))
+        failed += _done(jobs)
     return failed
 
 
@@ -187,35 +190,41 @@ def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
     return failed
 
 
+Keep = Callable[[Layer, Tensor | None], list[Layer]]  # returns the layer if there is no result
+
+
 @dataclass(frozen=True)
 class _Job:
-    """Make state[name] of factors of one shape, each for all the layers that share it."""
+    """Make something of factors of one shape, each for all the layers that share it."""
 
-    name: str
     factors: Sequence[Tensor]
     layers: Sequence[Sequence[Layer]]
     function: Callable[[Tensor], list[Tensor | None]]
+    keep: Keep
 
     def __call__(self) -> list[Tensor | None]:
         return self.function(torch.stack(list(self.factors)))
 
 
+def _each_map(
+    layers: Sequence[Layer], side: str, function: Callable[[Tensor], list[Tensor | None]]
+) -> list[_Job]:
+    """How to make `{side}_map` of every factor."""
+    name = f"{side}_map"
+    return _each_factor(layers, side, function, lambda layer, made: keep(layer, name, made))
+
+
 def _each_factor(
     layers: Sequence[Layer],
     side: str,
-    name: str,
     function: Callable[[Tensor], list[Tensor | None]],
+    keep: Keep,
 ) -> list[_Job]:
-    """How to make `{side}_{name}` of every factor, once for layers that share it."""
+    """How to make something of every factor of a side, once for layers that share it."""
     known = [layer for layer in layers if f"{side}_factor" in layer.state]
     shared = alike(known, lambda layer: id(layer.state[f"{side}_factor"]))
     return [
-        _Job(
-            f"{side}_{name}",
-            [same[0].state[f"{side}_factor"] for same in batch],
-            batch,
-            function,
-        )
+        _Job([same[0].state[f"{side}_factor"] for same in batch], batch, function, keep)
         for batch in alike(shared, lambda same: _key(same[0].state[f"{side}_factor"]))
     ]
 
@@ -227,7 +236,7 @@ def _done(jobs: Sequence[_Job]) -> list[Layer]:
     for job, results in zip(jobs, concurrently(jobs), strict=True):
         for same, result in zip(job.layers, results, strict=True):
             for layer in same:
-                failed += keep(layer, job.name, result)
+                failed += job.keep(layer, result)
     return failed
 
 
