@@ -17,6 +17,7 @@ from torch.distributed.checkpoint import state_dict as dsd
 from gomuon.optimizer import MatrixOptimizer
 from tests.models import train, transformer
 from tests.test_every_recipe import EVERY_RECIPE, assert_equal, biased_transformer, make, saved
+from tests.versions import ONE_PROCESS
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
@@ -62,13 +63,13 @@ def test_a_directory_is_loaded_through_a_new_optimizers_state(
     model = biased_transformer(0, torch.float32)
     optimizer = make(method, model)
     train(model, optimizer, range(6))
-    dcp.save(states(model, optimizer), checkpoint_id=tmp_path, no_dist=True)
+    dcp.save(states(model, optimizer), checkpoint_id=tmp_path, **ONE_PROCESS)
     train(model, optimizer, range(6, 12))
 
     resumed = biased_transformer(9, torch.float32)
     other = make(method, resumed)
     loaded = states(resumed, other)
-    dcp.load(loaded, checkpoint_id=tmp_path, no_dist=True)
+    dcp.load(loaded, checkpoint_id=tmp_path, **ONE_PROCESS)
     dsd.set_model_state_dict(resumed, loaded["model"], options=options)
     dsd.set_optimizer_state_dict(resumed, other, loaded["optimizer"], options=options)
     train(resumed, other, range(6, 12))

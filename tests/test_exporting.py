@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 from gomuon import GoMuon
 from gomuon.capture import LayerHook, Statistics
 from tests.models import mlp, train, transformer
+from tests.versions import SAYS_THAT_IT_EXPORTS
 
 
 class Scaled(nn.Linear):
@@ -72,6 +73,8 @@ def operations(recorded: Any) -> str:
 def test_a_recorded_model_is_the_model_without_hooks(
     how: str, training: bool, is_open: bool
 ) -> None:
+    if "export" in how and not SAYS_THAT_IT_EXPORTS:
+        pytest.skip(f"torch {torch.__version__} does not say that it exports: remove_hooks() first")
     model, plain = net(), net()
     optimizer, other = GoMuon(model), GoMuon(plain)
     for one, its in ((model, optimizer), (plain, other)):
@@ -182,6 +185,7 @@ def test_a_copy_that_is_run_loses_the_hooks(how: Callable[[Any], Any]) -> None:
 
 
 def test_a_copy_may_be_compiled_before_it_is_run() -> None:
+    torch.compiler.reset()  # of what other tests have compiled
     model = mlp(6, 8, 8, 3, dtype=torch.float32)
     optimizer = GoMuon(model)
     twin = copy.deepcopy(model)

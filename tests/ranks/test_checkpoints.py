@@ -19,6 +19,7 @@ from tests.models import transformer
 from tests.ranks.launcher import Place, launch
 from tests.ranks.worlds import Weights, assert_alike, distance, train, weights, wrapped
 from tests.test_every_recipe import biased_transformer
+from tests.versions import ONE_PROCESS
 
 BEFORE, AFTER = range(6), range(6, 12)
 METHODS: dict[str, tuple[type[MatrixOptimizer], dict[str, Any]]] = {
@@ -91,8 +92,8 @@ def test_to_a_single_process_and_back(kind: str, tmp_path: Path) -> None:
     one, two = str(tmp_path / "one"), str(tmp_path / "two")
     launch(2, go_on, tmp_path, kind=kind, method="GoMuon", source="", target=one)
     model, optimizer = made("alone", 9, "GoMuon")
-    load(model, optimizer, Path(one), no_dist=True)
-    dcp.save(states(model, optimizer), checkpoint_id=two, no_dist=True)
+    load(model, optimizer, Path(one), **ONE_PROCESS)
+    dcp.save(states(model, optimizer), checkpoint_id=two, **ONE_PROCESS)
     train(model, optimizer, AFTER)
     expected = uninterrupted("GoMuon", range(12))
     assert distance(weights(model), expected) < 1e-9

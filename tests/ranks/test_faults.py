@@ -31,6 +31,7 @@ from tests.ranks.worlds import (
     weights,
     wrapped,
 )
+from tests.versions import ONE_PROCESS
 
 MATRIX = "trunk.blocks.0.mlp.up.weight"
 
@@ -379,6 +380,6 @@ def test_a_rank_that_dies_leaves_an_error_and_a_checkpoint(
         assert "go on from the last checkpoint" in words
         assert took < 10  # at once, or when the group's time is up
     model, optimizer = made("alone", 9, "GoMuon")
-    load(model, optimizer, folder, no_dist=True)
+    load(model, optimizer, folder, **ONE_PROCESS)
     train(model, optimizer, range(6, 12))
     assert distance(weights(model), uninterrupted("GoMuon", range(12))) < 1e-9
