@@ -28,7 +28,7 @@ from tests.lab.made_runs import ADDITION, Silent, addition_plan, forking
 from tests.lab.test_kills import wait_or_kill
 
 CASES = 200
-PAIRS = (("go-muon", "adamw"), ("muon", "shampoo"), ("newton-muon", "kfac"))
+PAIRS = (("go-muon", "adamw"), ("muon", "shampoo"), ("soap", "kfac"))
 PATIENCE = 60.0  # seconds
 
 
