@@ -10,10 +10,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gomuon import KFAC, GoMuon, MuonQK
+from gomuon.functional.polar import PolarMethod
 from gomuon.optimizer import MatrixOptimizer
-from tests.models import transformer
+from tests.models import SYMBOLS, transformer
 from tests.ranks.launcher import Place, launch
 from tests.ranks.worlds import Weights, assert_alike, distance, run, weights, wrapped
+from tests.test_null_space import layer_norm_model
 
 STEPS = 20
 BUILD = partial(transformer, layers=2)
@@ -60,6 +62,22 @@ def test_ranks_equal_one_with_the_union(
             ranks = [answer[kind, method] for answer in answers]
             assert_alike(ranks)
             assert distance(ranks[0], alone) < 1e-9, (kind, method)
+
+
+def layer_norm_run(place: Place | None, polar: PolarMethod) -> Weights:
+    kind = "alone" if place is None else "ddp"
+    build = partial(layer_norm_model, SYMBOLS)
+    return run(place, kind, partial(GoMuon, polar=polar), STEPS, build)
+
+
+def test_ranks_equal_one_beside_a_layer_norm(tmp_path: Path) -> None:
+    """Where gradients lack a rank: the default leaves it alone, the paper's factor makes noise."""
+    answers = launch(2, layer_norm_run, tmp_path, polar="auto")
+    assert_alike(answers)
+    assert distance(answers[0], layer_norm_run(None, "auto")) < 1e-9
+    noisy = launch(2, layer_norm_run, tmp_path, polar="svd")
+    assert_alike(noisy)
+    assert distance(noisy[0], layer_norm_run(None, "svd")) > 1e-6
 
 
 # ---- an expert that sees tokens on one rank only, or on none -------------------------------------
