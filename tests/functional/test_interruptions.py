@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -14,13 +14,7 @@ from gomuon.functional.crew import Crew, Work
 from gomuon.functional.spreading import concurrently, cores_for_workers, spread
 from tests.functional.processes import run_script
 
-
-@pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 @pytest.mark.parametrize(("how", "least"), [("timer", 20), ("instructions", 50)])

@@ -15,13 +15,7 @@ from tests.functional.births import OF_THE_USER, numbers
 from tests.functional.processes import run_script
 from tests.models import mlp
 
-
-@pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 def test_threads_born_during_first_steps_have_the_user_s_number() -> None:

@@ -2,7 +2,6 @@
 
 import os
 import threading
-from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -17,13 +16,7 @@ from gomuon.functional.linalg import decompose
 from gomuon.functional.spreading import concurrently, cores_for_workers, spread
 from tests.models import mlp
 
-
-@pytest.fixture(autouse=True)
-def _two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("two_threads")
 
 
 def who_and_square(seen: set[int], X: Tensor) -> tuple[Tensor, Tensor]:
