@@ -1,5 +1,6 @@
 """Which rank holds which rows of a parameter: all of them, or a shard as fully_shard makes it."""
 
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,12 +9,6 @@ from torch import Tensor
 
 from gomuon.ranks import Ranks
 from gomuon.traffic import shard_rows
-
-try:
-    from torch.distributed.tensor import DTensor, Shard
-    from torch.distributed.tensor.placement_types import Replicate
-except ImportError:  # torch was built without distributed
-    DTensor = None  # type: ignore[assignment,misc]
 
 
 @dataclass(frozen=True)
@@ -26,7 +21,9 @@ class Holding:
 
 
 def is_sharded(parameter: Tensor) -> bool:
-    return DTensor is not None and isinstance(parameter, DTensor)
+    # Whoever has made a sharded tensor has loaded its module, which takes as long as torch itself.
+    placements = sys.modules.get("torch.distributed.tensor")
+    return placements is not None and isinstance(parameter, placements.DTensor)
 
 
 def is_fully_sharded(module: object) -> bool:
@@ -36,20 +33,20 @@ def is_fully_sharded(module: object) -> bool:
 
 def local(tensor: Tensor) -> Tensor:
     """What this rank holds of a tensor; its own memory, not a copy."""
-    if DTensor is not None and isinstance(tensor, DTensor):
-        return tensor.to_local()
-    return tensor
+    here: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return here
 
 
 def whole(tensor: Tensor) -> Tensor:
     """All of a tensor; a message among its ranks where it is sharded."""
-    if DTensor is not None and isinstance(tensor, DTensor):
-        return tensor.full_tensor()
-    return tensor
+    all_of_it: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return all_of_it
 
 
 def placed(tensor: Tensor, like: Tensor) -> Tensor:
     """A whole tensor sharded as `like` is; every rank has all of it, so nothing is sent."""
+    from torch.distributed.tensor import Shard
+
     sharded = torch.zeros_like(like, dtype=tensor.dtype)
     mesh: Any = like.device_mesh  # type: ignore[attr-defined]
     placements: Any = like.placements  # type: ignore[attr-defined]
@@ -69,6 +66,8 @@ def local_gradient(parameter: Tensor) -> Tensor | None:
 
 def refusal(name: str, parameter: Tensor) -> str | None:
     """Why a sharded parameter cannot be trained, or None."""
+    from torch.distributed.tensor import Replicate, Shard
+
     placements: Any = parameter.placements  # type: ignore[attr-defined]
     shards = [p for p in placements if not isinstance(p, Replicate)]
     # A subclass of Shard interleaves rows, for tensor parallelism under FSDP.
@@ -86,6 +85,8 @@ def holding(parameter: Tensor, ranks: Ranks) -> Holding:
     if not is_sharded(parameter):
         everything = ((0, length),) * ranks.size
         return Holding(everything, tuple(range(ranks.size)), sharded=False)
+    from torch.distributed.tensor import Shard
+
     mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
     placements: Any = parameter.placements  # type: ignore[attr-defined]
     along = next((d for d, p in enumerate(placements) if isinstance(p, Shard)), None)

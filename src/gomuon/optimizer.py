@@ -1,5 +1,6 @@
 """The optimizer: state, clock and gate around the paper's "Complete update"."""
 
+import functools
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -58,6 +59,17 @@ class Common(TypedDict, total=False):
     nonfinite: str
     work: str
     process_group: Any
+
+
+def _outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.compiler.disable`, put off to the first call: it loads the compiler."""
+    disabled = functools.cache(lambda: torch.compiler.disable(function))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return disabled()(*args, **kwargs)
+
+    return call
 
 
 class MatrixOptimizer(SharingOptimizer):
@@ -142,7 +154,7 @@ class MatrixOptimizer(SharingOptimizer):
     # ---- the step ---------------------------------------------------------------------------
 
     # The step branches on what was captured and calls LAPACK, which a graph gains nothing from.
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @_outside_graphs
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient; returns the closure's loss."""

@@ -39,14 +39,15 @@ class Wrapping(PlacedHook):
             if isinstance(module, DistributedDataParallel):
                 self._note(module)
                 return
+        # The compiler runs it while it traces, within the wrapper, and leaves it out of the graph.
+        # Said here, not at its definition: that would load the compiler with the package.
+        torch.compiler.assume_constant_result(Wrapping.look)
         for module in _called(unwrapped(model)):
             self.handles.append(module.register_forward_pre_hook(self))
 
     def __call__(self, module: nn.Module, args: Any) -> None:
         self.look()
 
-    # The compiler runs it while it traces, within the wrapper, and leaves it out of the graph.
-    @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
     def look(self) -> bool:
         """Whether the forward pass that is running was started by a wrapper, now or before."""
         if not self.found and (wrapper := DistributedDataParallel._get_active_ddp_module()):
