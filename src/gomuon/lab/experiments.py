@@ -228,8 +228,27 @@ MUON_RATES = tuple(
     for task, corpus in {"ptb": "Penn Treebank", "shakespeare": "Tiny Shakespeare"}.items()
 )
 
+NULL_SPACE_STEPS = 400
+NULL_SPACE = Plan(
+    experiment="null-space",
+    title="Penn Treebank: the null space completed as in the paper, or left alone",
+    task="ptb",
+    # The first block has fewer symbols before it than its width: its sources lack rank.
+    arms=(
+        Arm("completed", "completed", "go-muon", 0.08, options={"polar": "svd"}),
+        Arm("left-alone", "left alone", "go-muon", 0.08, options={"polar": "auto"}),
+    ),
+    seeds=(201, 202, 203, 204, 205),
+    steps=NULL_SPACE_STEPS,
+    windows=windows_for(NULL_SPACE_STEPS),
+    statistic=TRAJECTORY,
+    rule=f"both arms at rate .08, fixed in advance; {PAIRED}",
+    comparisons=(("completed", "left-alone"),),
+    quick=Quick(steps=60, seeds=1),
+)
+
 OPEN_QUESTIONS: dict[str, Plan] = {
-    plan.experiment: plan for plan in (ABLATIONS, ADAMW_RATE, *MUON_RATES)
+    plan.experiment: plan for plan in (ABLATIONS, ADAMW_RATE, *MUON_RATES, NULL_SPACE)
 }
 
 

@@ -65,6 +65,10 @@ def section(evidence: Evidence) -> list[str]:
         *_compared(evidence, [("ablations", "k4", "k1"), ("ablations", "k4", "k16")]),
         "### Does an average on A help?",
         *_compared(evidence, [("ablations", "k4", "average-a")]),
+        "### Does it matter what the polar factor does in the null space?",
+        "The paper completes it; by default we leave it alone. Behind an embedding with fewer "
+        "symbols than its width, as here, sources lack rank.",
+        *_compared(evidence, [("null-space", "completed", "left-alone")]),
         "### Weight decay in the geometry or plain?",
         *_decay(evidence),
         "### How much does AdamW's rate matter in modular addition?",

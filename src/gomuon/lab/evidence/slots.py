@@ -31,6 +31,7 @@ SLOTS: dict[str, Slot] = {
         Slot("ablations", "ablations", "ptb"),
         Slot("adamw-rate", "adamw-rate", "grokking"),
         *(Slot(f"muon-rate-{task}", f"muon-rate-{task}", task) for task in CORPORA),
+        Slot("null-space", "null-space", "ptb"),
         Slot(EARLIER, "ptb", "ptb"),
     )
 }
