@@ -194,7 +194,7 @@ def reproduce(
 
     Args:
         name: ptb, shakespeare, grokking, mapback, lazy, or all of them; for what the paper
-            leaves open ablations, adamw-rate, muon-rate-ptb and muon-rate-shakespeare.
+            leaves open ablations, adamw-rate, muon-rate-ptb, muon-rate-shakespeare and null-space.
         seeds: Instead of the declared ones, such as 0,1 or 17402-17404.
         steps: Updates per run; fewer than declared labels every result as quick.
         selection: The selection.json of a gomuon tune, whose rates and momenta replace the
