@@ -12,9 +12,8 @@ import torch
 from torch import Tensor
 
 from gomuon.lab.machine import facts, versions
-from tests.models import transformer
-from tests.test_accumulation import averaged_and_divided, batches, loss_of
-from tests.test_every_recipe import RECIPES, make
+from tests.test_accumulation import batches, in_halves_and_whole, loss_of
+from tests.test_every_recipe import RECIPES
 
 RESULTS = Path("results/rounding/rounding.json")
 STEPS = 30
@@ -28,15 +27,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
 
 def apart(method: str, settings: dict[str, Any]) -> tuple[float, float]:
     """The largest difference of a weight and that of the loss, after all steps."""
-    parts, whole = transformer(layers=1), transformer(layers=1)
-    first, second = make(method, parts, **settings), make(method, whole, **settings)
-    for step in range(STEPS):
-        first.zero_grad()
-        second.zero_grad()
-        averaged_and_divided(parts, batches((3, 3), step))
-        averaged_and_divided(whole, batches((6,), step))
-        first.step()
-        second.step()
+    parts, whole = in_halves_and_whole(method, STEPS, **settings)
     pairs = zip(parts.parameters(), whole.parameters(), strict=True)
     weights = torch.stack([(p - q).detach().abs().max() for p, q in pairs])
     losses: list[Tensor] = [loss_of(m, batches((6,), STEPS)[0], "mean") for m in (parts, whole)]

@@ -1,6 +1,7 @@
 """Micro-batches give the factors and the step of their union."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -96,17 +97,23 @@ def test_micro_batches_equal_their_union(
 AMPLIFYING = {"SOAP", "Shampoo", "Mousse", "MuonSquared"}
 
 
-@pytest.mark.parametrize("method", sorted({name for name, _ in RECIPES} - AMPLIFYING))
-def test_micro_batches_stay_with_their_union_for_thirty_steps(method: str) -> None:
+def in_halves_and_whole(method: str, steps: int, **settings: Any) -> tuple[nn.Module, nn.Module]:
+    """One model trained on two halves of each batch, and one on the whole."""
     parts, whole = transformer(layers=1), transformer(layers=1)
-    first, second = make(method, parts), make(method, whole)
-    for step in range(30):
+    first, second = make(method, parts, **settings), make(method, whole, **settings)
+    for step in range(steps):
         first.zero_grad()
         second.zero_grad()
         averaged_and_divided(parts, batches((3, 3), step))
         averaged_and_divided(whole, batches((6,), step))
         first.step()
         second.step()
+    return parts, whole
+
+
+@pytest.mark.parametrize("method", sorted({name for name, _ in RECIPES} - AMPLIFYING))
+def test_micro_batches_stay_with_their_union_for_thirty_steps(method: str) -> None:
+    parts, whole = in_halves_and_whole(method, 30)
     for ours, theirs in zip(parts.parameters(), whole.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
 

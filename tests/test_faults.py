@@ -326,3 +326,56 @@ def test_a_sparse_gradient_is_refused() -> None:
 
 def test_errors_are_importable_from_the_top() -> None:
     assert issubclass(gomuon.DecompositionError, RuntimeError)
+
+
+# ---- what overflows although every gradient is fine ----------------------------------------------
+
+
+def test_a_direction_that_is_not_finite_is_left_out_and_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It costs its own layer one move, and no other layer anything."""
+    model = mlp(4, 4, 4, 4, bias=False)
+    optimizer = Muon(model, routes={"*": "matrix"})
+    before = [p.detach().clone() for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = torch.eye(4, dtype=p.dtype)
+    true_polar = gomuon.functional.polar
+
+    def overflowing(X: Tensor, method: Any) -> Tensor:
+        D = true_polar(X, method)
+        D[1] = torch.inf
+        return D
+
+    with monkeypatch.context() as patched:
+        patched.setattr("gomuon.axes.polar", overflowing)
+        optimizer.step()
+    moved = [not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)]
+    assert moved == [True, False, True]
+    with pytest.warns(GeometryWarning, match="was not finite"):
+        state = optimizer.state_dict()["state"]
+    assert [entries.get("failures", 0) for entries in state.values()] == [0, 1, 0]
+    optimizer.step()  # the clean one moves it
+    assert not torch.equal(list(model.parameters())[1], before[1])
+
+
+@pytest.mark.parametrize("method", ["Shampoo", "Mousse", "SOAP", "MALT", "MuonSquared", "FISMO"])
+def test_no_memory_keeps_an_overflow(method: str) -> None:
+    """Even where nobody looks at the gradients: their squares are not written."""
+    model = mlp(4, 5, 3, dtype=torch.float32)
+    optimizer = getattr(gomuon, method)(model, nonfinite="allow")
+    for large in (1.0, 1e30, 1.0):
+        for p in model.parameters():
+            generator = torch.Generator().manual_seed(p.numel())
+            p.grad = large * torch.randn(p.shape, generator=generator)
+        optimizer.step()
+    matrices = optimizer.param_groups[0]["params"]
+    kept = [
+        (key, value)
+        for p in matrices
+        for key, value in optimizer.state[p].items()
+        if isinstance(value, Tensor) and key != "momentum"
+    ]
+    assert kept
+    for key, value in kept:
+        assert value.isfinite().all(), key

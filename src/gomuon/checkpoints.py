@@ -14,8 +14,8 @@ from gomuon.entries import (
     check_together,
     checked,
     entries_of,
-    shown,
 )
+from gomuon.functional.checks import shown
 from gomuon.groups import parameter_name
 from gomuon.holdings import is_sharded, placed
 from gomuon.recipes import Recipe

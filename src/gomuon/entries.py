@@ -1,7 +1,6 @@
 """What the state of a parameter may hold: every entry's name, kind and shape, as data."""
 
 import math
-import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -9,6 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from gomuon.functional.checks import shown
 from gomuon.geometry import (
     CapturedMoments,
     CoupledFactors,
@@ -172,13 +172,6 @@ def check_together(entries: Mapping[str, Any], table: Mapping[str, Entry], name:
 def is_count(value: Any) -> bool:
     whole = isinstance(value, int) and not isinstance(value, bool)
     return whole and 0 <= value <= LARGEST_COUNT
-
-
-def shown(value: Any) -> str:
-    """A value for a message, whatever it is."""
-    if isinstance(value, Tensor):
-        return f"a {value.dtype} tensor of shape {tuple(value.shape)}"
-    return reprlib.repr(value)
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ def dense_gradients(gradients: Iterable[tuple[str, Tensor | None]]) -> Gradients
     return present
 
 
-def all_is_well(gradients: Gradients, lost: Sequence[Tensor]) -> bool:
-    """Whether every gradient is finite and no mask is set; waits for the device once."""
+def all_finite(gradients: Gradients, unusable: Sequence[Tensor]) -> bool:
+    """Whether every gradient's norm is finite and no mask is set; waits for the device once."""
     norms = torch._foreach_norm([gradient for _, gradient in gradients]) if gradients else []
-    signs = [norm.isfinite() for norm in norms] + [~mask.any() for mask in lost]
+    signs = [norm.isfinite() for norm in norms] + [~mask.any() for mask in unusable]
     return not signs or bool(torch.stack([sign.to(signs[0].device) for sign in signs]).all())
 
 

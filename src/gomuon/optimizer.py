@@ -19,7 +19,7 @@ from gomuon.consolidation import keep_count
 from gomuon.entries import Cut
 from gomuon.errors import GeometryWarning, NonFiniteGradientError, naming
 from gomuon.exchange import Matrix, OwnedLayer
-from gomuon.faults import all_is_well, dense_gradients, unusable_gradients
+from gomuon.faults import all_finite, dense_gradients, unusable_gradients
 from gomuon.functional.checks import shown
 from gomuon.functional.spreading import concurrently, cores_for_workers
 from gomuon.groups import (
@@ -164,7 +164,7 @@ class MatrixOptimizer(SharingOptimizer):
                 loss = closure()
         cores = self._cores()
         # Twice: an interrupt may cut short the end of one, and then the other gives cores back.
-        with self._full_precision(), cores, cores, self._all_or_forgotten():
+        with self._full_precision(), cores, cores, self._forgotten_on_failure():
             if self._gradients_are_finite():
                 rolls = [self._roll(index, group) for index, group in enumerate(self.param_groups)]
                 for index, roll in enumerate(rolls):
@@ -178,10 +178,10 @@ class MatrixOptimizer(SharingOptimizer):
         return loss
 
     @contextmanager
-    def _all_or_forgotten(self) -> Iterator[None]:
-        """Keep nothing of a step that ended in an exception but the state itself.
+    def _forgotten_on_failure(self) -> Iterator[None]:
+        """Keep nothing but the state of a step that ends in an exception.
 
-        Gradients and statistics that lie ready in stacks would else move the weights in the next.
+        Gradients and statistics left in the stacks would move the weights in the next step.
         """
         try:
             yield
@@ -248,7 +248,7 @@ class MatrixOptimizer(SharingOptimizer):
         with naming(stack.layers):
             source = self.recipe.source(stack, group)  # M_t, M̂_t
             D = self.recipe.direction(source, stack, group)  # D_{0,t}
-            return stack, source, D if self._looks_away else stack.usable(D, 0.0)
+            return stack, source, D if self._allows_nonfinite else stack.usable(D, 0.0)
 
     def _refresh(
         self, stacks: Sequence[Stack], seen: Mapping[Tensor, Statistics], group: Mapping[str, Any]
@@ -412,31 +412,34 @@ class MatrixOptimizer(SharingOptimizer):
 
     def _fault(self) -> str | None:
         """What is wrong with this rank's gradients; tells of what the last step left out, too."""
-        if self._looks_away:
+        if self._allows_nonfinite:
             return None
         gradients = dense_gradients(local_gradients(self.param_groups))
-        stacks = [stack for roll in self._rolls.values() for stack in roll.stacks]
+        masks = [stack.unusable for stack in self._stacks() if stack.unusable is not None]
         # One look for both: each would wait for an accelerator.
-        if all_is_well(gradients, [stack.lost for stack in stacks if stack.lost is not None]):
-            for stack in stacks:
-                stack.lost = None
+        if all_finite(gradients, masks):
+            for stack in self._stacks():
+                stack.unusable = None
             return None
-        self._report_losses()
+        self._report_unusable()
         return unusable_gradients(gradients)
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with the format's number and the method's name."""
-        self._report_losses()
+        self._report_unusable()
         return super().state_dict()
 
-    def _report_losses(self) -> None:
+    def _report_unusable(self) -> None:
         """Count memories and directions that overflowed and were left out, by layer."""
-        stacks = [stack for roll in self._rolls.values() for stack in roll.stacks]
-        self._report(layer for stack in stacks for layer in stack.losers())
+        self._report(layer for stack in self._stacks() for layer in stack.unusable_layers())
+
+    def _stacks(self) -> list[Stack]:
+        """Those of the last step."""
+        return [stack for roll in self._rolls.values() for stack in roll.stacks]
 
     @property
-    def _looks_away(self) -> bool:
-        """Whether nobody asks what is finite, so that an accelerator is never waited for."""
+    def _allows_nonfinite(self) -> bool:
+        """Whether nothing is checked for NaN, so that an accelerator is never waited for."""
         return bool(self.defaults["nonfinite"] == "allow")
 
     def _report(self, layers: Iterable[Layer]) -> None:

@@ -5,7 +5,8 @@ from typing import Any
 
 from torch import Tensor
 
-from gomuon.entries import is_count, shown
+from gomuon.entries import is_count
+from gomuon.functional.checks import shown
 from gomuon.groups import is_matrix, named
 from gomuon.recipes import Recipe
 from gomuon.routing import plain_name

@@ -23,7 +23,7 @@ class Stack:
         # What the layers' states hold of each, and the stack it is a view of.
         self._kept: dict[str, tuple[Sequence[Tensor | None], Tensor]] = {}
         self._G: Tensor | None = None
-        self.lost: Tensor | None = None  # for whom something was not usable, [b]
+        self.unusable: Tensor | None = None  # matrices with a result that was not finite, [b]
         self._direct = all(layer.is_direct for layer in layers)
 
     @property
@@ -133,14 +133,14 @@ class Stack:
     def usable(self, new: Tensor, instead: Tensor | float) -> Tensor:
         """`new` [b, …] where it is finite, else `instead`; nothing is read from the device."""
         finite = new.flatten(1).sum(1).isfinite()
-        self.lost = ~finite if self.lost is None else self.lost | ~finite
+        self.unusable = ~finite if self.unusable is None else self.unusable | ~finite
         return torch.where(finite.view(-1, *[1] * (new.ndim - 1)), new, instead)
 
-    def losers(self) -> list[Layer]:
-        """Layers for which something was not usable since this was last asked; waits for it."""
-        if self.lost is None:
+    def unusable_layers(self) -> list[Layer]:
+        """Layers with a result that was not finite since the last call; waits for the device."""
+        if self.unusable is None:
             return []
-        parts, self.lost = self.lost.split(self._sizes), None
+        parts, self.unusable = self.unusable.split(self._sizes), None
         return [layer for layer, part in zip(self.layers, parts, strict=True) if bool(part.any())]
 
     # ---- write -----------------------------------------------------------------------------------
