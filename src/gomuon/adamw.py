@@ -1,37 +1,44 @@
 """AdamW for everything that is not a hidden matrix, by torch's own implementation."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from gomuon.holdings import local, local_gradient
-from gomuon.probes import working_dtype
+from gomuon.functional.linalg import working_dtype
 
 
 def adamw_step(
-    parameters: Sequence[Tensor], states: Sequence[dict[str, Any]], group: Mapping[str, Any]
+    parameters: Sequence[tuple[Tensor, dict[str, Any]]],
+    group: Mapping[str, Any],
+    local: Callable[[Tensor], Tensor],
 ) -> None:
     """One update in place; moments are float32 or wider whatever the parameters' dtype.
 
     In a group that mixes treatments `lr` is the matrices', and AdamW's moves in proportion to it:
     it is its own where `lr` is `base_lr`.
+
+    Args:
+        parameters: with gradients, and their states.
+        group: its settings.
+        local: what this rank holds of a tensor, a shard where it is sharded.
     """
+    states = [state for _, state in parameters]
     settings = group["adamw"]
     lr, weight_decay = _number(group["lr"]), group["weight_decay"]
     if group["treatment"] != "adamw":
         lr = settings["lr"] * (lr / group["base_lr"])
         weight_decay = settings["weight_decay"]
-    for parameter, state in zip(parameters, states, strict=True):
+    for parameter, state in parameters:
         if "exp_avg" not in state:
             dtype = working_dtype(parameter)
             # Counted on the host, whatever the default device is.
             state["step"] = torch.zeros((), dtype=torch.float32, device="cpu")
             state["exp_avg"] = torch.zeros_like(parameter, dtype=dtype)
             state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=dtype)
-    kept = [local(parameter) for parameter in parameters]  # a shard, where sharded
+    kept = [local(parameter) for parameter, _ in parameters]
     means = [local(state["exp_avg"]) for state in states]
     squares = [local(state["exp_avg_sq"]) for state in states]
     written = [
@@ -44,7 +51,7 @@ def adamw_step(
     beta1, beta2 = settings["betas"]
     adamw(
         plain[:count],
-        [_plain(_gradient(p), working_dtype(p)) for p in parameters],
+        [_plain(local(_gradient(p)), working_dtype(p)) for p, _ in parameters],
         plain[count : 2 * count],
         plain[2 * count :],
         [],
@@ -76,6 +83,5 @@ def _number(lr: float | Tensor) -> float | Tensor:
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    gradient = local_gradient(parameter)
-    assert gradient is not None
-    return gradient
+    assert parameter.grad is not None
+    return parameter.grad

@@ -1,8 +1,8 @@
 """Errors and warnings of our own, so that callers can tell them from torch's."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Protocol
+from typing import Any
+
+from torch import Tensor
 
 
 class DecompositionError(RuntimeError):
@@ -21,29 +21,19 @@ class RankError(RuntimeError):
     """Another rank failed, died, or was set up differently."""
 
 
-class Named(Protocol):
-    """What an error can be pinned on."""
-
-    name: str
-    shape: tuple[int, int]
-
-
-@contextmanager
-def naming(layers: Sequence[Named]) -> Iterator[None]:
-    """Tell in the notes of an exception which layers were being worked on, if nobody has."""
-    try:
-        yield
-    except Exception as failure:
-        if getattr(failure, "__notes__", ()) or not layers:
-            raise
-        shown = ", ".join(repr(layer.name) for layer in layers[:3])
-        more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
-        shapes = {f"{m}×{n}" for m, n in (layer.shape for layer in layers)}
-        size = f" ({shapes.pop()})" if len(shapes) == 1 else ""
-        failure.add_note(f"in the step of {shown}{more}{size}")
-        raise
-
-
 def told(failure: BaseException) -> str:
     """An exception in one line, with its notes."""
     return "; ".join([f"{type(failure).__name__}: {failure}", *getattr(failure, "__notes__", ())])
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it: tensors and arrays by their shape, nothing at length."""
+    if isinstance(value, Tensor) and (value.numel() != 1 or value.is_meta):
+        return f"a tensor of {value.dtype} with shape {tuple(value.shape)}"
+    shape = getattr(value, "shape", None)
+    if shape and type(shape) is tuple:
+        return f"{type(value).__name__} with shape {shape}"
+    if isinstance(value, int) and abs(value) >= 10**30:
+        return f"a whole number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}… ({type(value).__name__})"

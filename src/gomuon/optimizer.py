@@ -1,52 +1,46 @@
-"""The optimizer: state, clock and gate around the paper's "Complete update"."""
+"""The optimizer: torch's interface around the step.
 
-import functools
-import warnings
+It holds collaborators and does little itself: the layout of its parameters
+(`parameters/layout.py`), the capture of the model (`capture/model.py`), the team of ranks
+(`distributed/team.py`), the step (`step.py`) and the store of checkpoints (`checkpoints/store.py`).
+"""
+
+import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from typing import Any, ClassVar, TypedDict
+from typing import Any, ClassVar, Self, TypedDict
 
 import torch
 from torch import Tensor, nn
 
-from gomuon.adamw import adamw_step
-from gomuon.axes import Pending
-from gomuon.batching import alike
-from gomuon.capture import Capture, Statistics
-from gomuon.consolidation import keep_count
-from gomuon.entries import Cut
-from gomuon.errors import GeometryWarning, NonFiniteGradientError, naming
-from gomuon.exchange import Matrix, OwnedLayer
-from gomuon.faults import all_finite, dense_gradients, unusable_gradients
-from gomuon.functional.checks import shown
-from gomuon.functional.spreading import concurrently, cores_for_workers
-from gomuon.groups import (
-    cut,
-    groups_of,
-    is_matrix,
-    joined_biases,
-    named,
-    with_groups,
-)
-from gomuon.layers import PLAIN, Layer, LayerSpec, follow
-from gomuon.ranks import check_group
-from gomuon.recipes import Recipe
-from gomuon.routing import (
-    Routes,
-    RoutingTable,
-    check_trainable,
-    plain_name,
-    route,
-    unwrapped,
-)
-from gomuon.settings import ADAMW_DEFAULTS, AdamWSettings, check_settings
-from gomuon.sharing import SharingOptimizer, local_gradients
-from gomuon.stacks import Roll, Stack
+from gomuon.capture.fisher import sampled_label_loss
+from gomuon.capture.hooks import unwrapped
+from gomuon.capture.model import GroupCapture, ModelCapture, remove_hooks
+from gomuon.checkpoints.allocation import allocate, drop_blank
+from gomuon.checkpoints.store import Checkpoint, Store, mapping
+from gomuon.distributed.ranks import check_group
+from gomuon.distributed.state import drop_others_state
+from gomuon.distributed.team import Captured, Team, TeamFinder, is_distributed
+from gomuon.errors import NonFiniteGradientError, RankError, shown, told
+from gomuon.functional.linalg import all_finite, full_precision
+from gomuon.methods.recipe import Recipe
+from gomuon.parameters.gradients import dense_gradients, unusable_gradients
+from gomuon.parameters.groups import is_matrix, named, names_of_model, with_groups
+from gomuon.parameters.layout import Layout
+from gomuon.parameters.routing import Routes, RoutingTable, check_trainable, route
+from gomuon.parameters.sharding import local_gradient
+from gomuon.parameters.specs import LayerSpec, joined_biases, layer_specs
+from gomuon.parameters.stacks import Participants, Stack, stacked
+from gomuon.parameters.state import Cut
+from gomuon.reports import Reports
+from gomuon.settings import AdamWSettings, check_settings
+from gomuon.step import Observer, Step, outside_graphs
+from gomuon.threads.spreading import cores_for_workers
 
 Parameters = nn.Module | Iterable[Any]
-Observer = Callable[[Stack, Tensor, Tensor], None]
+Group = Mapping[str, Any]
 
 
 class Common(TypedDict, total=False):
@@ -61,18 +55,7 @@ class Common(TypedDict, total=False):
     process_group: Any
 
 
-def _outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.compiler.disable`, put off to the first call: it loads the compiler."""
-    disabled = functools.cache(lambda: torch.compiler.disable(function))
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return disabled()(*args, **kwargs)
-
-    return call
-
-
-class MatrixOptimizer(SharingOptimizer):
+class MatrixOptimizer(torch.optim.Optimizer):
     """One walk, gradient → source → direction → scale → weights, for every recipe.
 
     Matrices go through the recipe; everything else goes to AdamW. See `GoMuon` for the arguments.
@@ -94,38 +77,33 @@ class MatrixOptimizer(SharingOptimizer):
         process_group: Any = None,
         **settings: Any,
     ) -> None:
-        self.recipe.check_known(settings)
-        defaults = {
-            **self.recipe.defaults,
-            **settings,
-            "lr": self.recipe.defaults["lr"] if lr is None else lr,
-            "adamw": adamw if adamw is not None else {},
-            "loss_reduction": loss_reduction,
-            "nonfinite": nonfinite,
-            "work": work,
-        }
-        check_settings(defaults, self.recipe.checks)
-        defaults["adamw"] = {**ADAMW_DEFAULTS, **defaults["adamw"]}
+        recipe, common = self.recipe, {"loss_reduction": loss_reduction, "nonfinite": nonfinite}
+        defaults = recipe.values(settings, lr, adamw, **common, work=work)
         if specs is not None and not isinstance(specs, Mapping):
             raise TypeError(f"specs must be a dict or None, got {shown(specs)}")
-        self._begin(specs)
         check_group(process_group)
-        self._process_group = process_group
+        self._begin(Layout(dict(specs or {})), defaults, process_group)
         if isinstance(params, nn.Module):
             model = unwrapped(params)
-            self._table = self._adapted(model, route(model, routes))
-            super().__init__(self._groups_of(self._table, defaults), defaults)
+            table = route(model, routes)
+            table = joined_biases(model, table) if recipe.joins_bias else table
+            self._layout.table = recipe.model_use.route(model, table)
+            super().__init__(recipe.model_use.groups(self._layout.table, defaults), defaults)
+            self._watch_steps()
             self.attach(params)
-        else:
-            if routes is not None or specs is not None:
-                raise ValueError("routes and specs need the model: pass it, not its parameters")
-            if not isinstance(params, Iterable):
-                raise TypeError(
-                    f"params must be a model, parameters or groups of them, got {shown(params)}"
-                )
-            self._check_bare()
-            super().__init__(params, defaults)
-            self._warn_uncaptured_construction()
+            return
+        if routes is not None or specs is not None:
+            raise ValueError("routes and specs need the model: pass it, not its parameters")
+        if not isinstance(params, Iterable):
+            raise TypeError(
+                f"params must be a model, parameters or groups of them, got {shown(params)}"
+            )
+        if recipe.model_use.needs_model:
+            raise ValueError(recipe.model_use.needs_model)
+        super().__init__(params, defaults)
+        self._watch_steps()
+        if self._captures:
+            self._reports.without_model(type(self).__name__)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Show a recipe's own defaults in the signature of a class that adds no __init__."""
@@ -133,28 +111,27 @@ class MatrixOptimizer(SharingOptimizer):
         if "__init__" not in cls.__dict__ and hasattr(cls, "recipe"):
             cls.__signature__ = cls.recipe.signature()  # type: ignore[attr-defined]
 
-    def _begin(self, specs: Mapping[str, LayerSpec] | None = None) -> None:
-        """What is not saved: hooks, observers, the model they belong to."""
-        self._model: nn.Module | None = None
-        self._table = RoutingTable()
-        self._specs: dict[Tensor, LayerSpec] = {}
-        self._spec_patterns = dict(specs or {})
-        self._forget_ranks()
-        self._process_group: Any = None
-        self._lags: dict[Tensor, float] = {}
-        self._rolls: dict[int, Roll] = {}  # by group
-        self._captures: list[Capture] = []  # one per group
-        self._observers: list[Observer] = []
-        self._scaler: torch.amp.GradScaler | None = None
-        self._warned: set[str] = set()
-        self._incoming: dict[str, Any] | None = None
-        # The list is shared, so hooks of groups added later go too when the optimizer goes.
-        weakref.finalize(self, _remove_all, self._captures)
+    def _begin(self, layout: Layout, defaults: Group, process_group: Any = None) -> None:
+        """Make what is not saved: the collaborators, and what is kept between steps."""
+        recipe = self.recipe
+        self._layout = layout
+        self._reports = Reports()
+        self._capture = ModelCapture(layout, recipe.geometry.captured_sides, recipe.clock.observes)
+        self._teams = TeamFinder(process_group, layout, recipe.geometry, defaults)
+        self._step = Step(recipe, self._reports, check_finite=defaults["nonfinite"] != "allow")
+        self._store = Store(recipe)
+        self._participants: dict[int, Participants] = {}  # of the last step, by group
+        self._incoming: Checkpoint | None = None  # a checkpoint that is being loaded
+        self._undivided = False  # loaded before it was known which ranks work together
+        self._awaits_model = False  # unpickled: how parameters are cut is known once attached
+        # The list is shared, so hooks of groups added later are removed with the optimizer too.
+        weakref.finalize(self, remove_hooks, self._capture.groups)
+        weakref.finalize(self, self._teams.wrapper.remove)
 
-    # ---- the step ---------------------------------------------------------------------------
+    # ---- the step --------------------------------------------------------------------------------
 
-    # The step branches on what was captured and calls LAPACK, which a graph gains nothing from.
-    @_outside_graphs
+    # The step branches on what was captured and calls LAPACK: a graph would gain nothing.
+    @outside_graphs
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update of every parameter that has a gradient; returns the closure's loss."""
@@ -162,127 +139,176 @@ class MatrixOptimizer(SharingOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        cores = self._cores()
-        # Twice: an interrupt may cut short the end of one, and then the other gives cores back.
-        with self._full_precision(), cores, cores, self._forgotten_on_failure():
-            if self._gradients_are_finite():
-                rolls = [self._roll(index, group) for index, group in enumerate(self.param_groups)]
-                for index, roll in enumerate(rolls):
-                    self._step_matrices(index, self.param_groups[index], roll)
-                for group, roll in zip(self.param_groups, rolls, strict=True):
-                    self._step_others(group, roll)
-                self._arrive()
-                for group, roll in zip(self.param_groups, rolls, strict=True):
-                    group["step"] += bool(roll.key)  # last: what was interrupted is not counted
+        team, parameters = self._team(), self._all_parameters()
+        cores = cores_for_workers(sum(p.numel() for p in parameters))
+        if self._teams.may_be_wrapped:
+            self._go_on_alone(team)
+        # Twice: if an interrupt cuts the end of one short, the other gives the cores back.
+        with full_precision(parameters), cores, cores, self._forgotten_on_failure(team):
+            fault, captured = team.agree(
+                partial(self._look, team), self.recipe.name, self.param_groups
+            )
+            if fault is None:
+                present = [self._present(i, g, team) for i, g in enumerate(self.param_groups)]
+                self._step.take(self.param_groups, present, team, captured, self._capture.shapes)
+            else:
+                self._refuse(fault)
         self._gate()
         return loss
 
+    def _all_parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _present(self, index: int, group: Group, team: Team) -> Participants:
+        """Who takes part in a group's step; the same object while the same parameters do."""
+        with_gradient = [p for p in group["params"] if p.grad is not None and p.numel()]
+        key = [(id(p), p.dtype, p.device, id(self.state[p])) for p in with_gradient]
+        known = self._participants.get(index)
+        if known is None or known.key != key:
+            matrices, others = self._layout.divided(index, group, self.state)
+            layers, owned = team.layers(matrices, partial(self._teams.owners, self.param_groups))
+            known = Participants(key, stacked(layers), others, owned)
+            self._participants[index] = known
+        return known
+
     @contextmanager
-    def _forgotten_on_failure(self) -> Iterator[None]:
-        """Keep nothing but the state of a step that ends in an exception.
+    def _forgotten_on_failure(self, team: Team) -> Iterator[None]:
+        """Keep only the state of a step that ends in an exception.
 
         Gradients and statistics left in the stacks would move the weights in the next step.
         """
         try:
             yield
         except BaseException:
-            self._rolls.clear()
-            self._forget_messages()
+            self._participants.clear()
+            team.forget()
             raise
 
-    @contextmanager
-    def _full_precision(self) -> Iterator[None]:
-        """Without autocast, if the step is taken inside of it."""
-        kinds = {p.device.type for group in self.param_groups for p in group["params"]}
-        with ExitStack() as exact:
-            for kind in kinds:
-                if torch.is_autocast_enabled(kind):
-                    exact.enter_context(torch.autocast(kind, enabled=False))
-            yield
+    # ---- gradients that cannot be used -----------------------------------------------------------
 
-    def _cores(self) -> AbstractContextManager[None]:
-        """Small models compute elementwise on one core, and matrices side by side on all."""
-        size = sum(p.numel() for group in self.param_groups for p in group["params"])
-        return cores_for_workers() if size <= _SMALL else nullcontext()
+    def _look(self, team: Team) -> tuple[str | None, Captured]:
+        """What is wrong with this rank's gradients, and what it captured in this step."""
+        captured = self._capture.collect(team.size)
+        return self._fault(team), captured
 
-    def _step_matrices(self, index: int, group: dict[str, Any], roll: Roll) -> None:
-        if not (roll.stacks or roll.matrices):
-            return
-        arrived = self._receive(roll.matrices, group)
-        seen = self._seen(index, roll.matrices)
-        arrived()
-        with self._together(roll):
-            self._refresh(roll.stacks, seen, group)
-            self._update(roll.stacks, group)
-            self.recipe.geometry.after(roll.stacks, group)
-        self._send(roll.matrices)
-        for stack in roll.stacks:
-            stack.end()
+    def _fault(self, team: Team) -> str | None:
+        """What is wrong with this rank's gradients; also reports what the last step left out."""
+        if not self._step.check_finite:
+            return None
+        gradients = [team.local(p.grad) for p in self._all_parameters() if p.grad is not None]
+        stacks = self._stacks()
+        masks = [stack.unusable for stack in stacks if stack.unusable is not None]
+        dense = all(gradient.layout == torch.strided for gradient in gradients)
+        # One call for both, because each would wait for an accelerator.
+        if dense and all_finite([g for g in gradients if g.numel()], masks):
+            for stack in stacks:
+                stack.unusable = None
+            return None
+        by_name = dense_gradients(self.param_groups)
+        self._report_unusable()
+        return unusable_gradients(by_name)
 
-    def _step_others(self, group: dict[str, Any], roll: Roll) -> None:
-        """AdamW, while the matrices' steps travel; last, for another rank's work may fail."""
-        if roll.others:
-            adamw_step(roll.others, [self.state[parameter] for parameter in roll.others], group)
+    def _refuse(self, fault: str) -> None:
+        """Raise, or skip the step, as `nonfinite` says; nothing has changed yet."""
+        if self.defaults["nonfinite"] == "raise":
+            raise NonFiniteGradientError(
+                f'{fault}; nothing was changed. Pass nonfinite="skip" to leave such steps out'
+            )
+        for group in self.param_groups:
+            group["skipped"] = group.get("skipped", 0) + 1
+        self._reports.warn_once(
+            f"{fault}; the step was left out (counted in the groups as 'skipped')"
+        )
 
-    def _update(self, stacks: Sequence[Stack], group: Mapping[str, Any]) -> None:
-        """The paper's "Complete update", for layers of one shape at a time, stacked [b, m, n]."""
-        recipe, lr = self.recipe, group["lr"]
-        for stack, source, D in recipe.trust(self._directions(stacks, group), group, self._total):
-            U = recipe.scale(D, stack, group)
-            factor, drift = recipe.decay(stack, group)
-            stack.move(factor, lr * U if drift is None else drift + lr * U)
-            stack.count()
-            for observe in self._observers:
-                observe(stack, source, U)
+    def _stacks(self) -> list[Stack]:
+        """The stacks of the last step."""
+        return [stack for present in self._participants.values() for stack in present.stacks]
 
-    def _directions(self, stacks: Sequence[Stack], group: Mapping[str, Any]) -> Iterator[Pending]:
-        moving = []
-        for stack in stacks:
-            if stack.updates < self.recipe.observes_first:
-                stack.count()
-            else:
-                moving.append(stack)
-        return concurrently([partial(self._direction, stack, group) for stack in moving])
-
-    def _direction(self, stack: Stack, group: Mapping[str, Any]) -> Pending:
-        with naming(stack.layers):
-            source = self.recipe.source(stack, group)  # M_t, M̂_t
-            D = self.recipe.direction(source, stack, group)  # D_{0,t}
-            return stack, source, D if self._allows_nonfinite else stack.usable(D, 0.0)
-
-    def _refresh(
-        self, stacks: Sequence[Stack], seen: Mapping[Tensor, Statistics], group: Mapping[str, Any]
-    ) -> None:
-        """A_t, B_t ← statistics; B̄_t; P_A, P_B. What was not seen or is unusable stays."""
-        geometry = self.recipe.geometry
-        layers = [layer for stack in stacks for layer in stack.layers]
-        due = [layer for layer in layers if geometry.capture_due(group, layer.lag)]
-        for layer in due:
-            layer.statistics = seen.get(layer.parameter)
-        self._report(geometry.before(stacks, group))
-        for layer in due:
-            layer.statistics = None
-        if due and self._model is not None and float(group["lr"]):
-            self._warn_blind(due, group)
-
-    def _warn_blind(self, layers: Sequence[Layer], group: Mapping[str, Any]) -> None:
-        if any(self.recipe.geometry.captured_sides(group)):
-            blind = [layer for layer in layers if not _GEOMETRY & layer.state.keys()]
-            if blind:
-                names = ", ".join(repr(layer.name) for layer in blind)
-                self._warn_once(
-                    f"nothing was captured of {names}: since the last step no forward pass in "
-                    "training mode went through its module. It runs on identity maps, as Muon does "
-                    "(a model compiled and run before its optimizer was made ignores hooks until "
-                    "torch.compiler.reset() is called)"
-                )
+    def _report_unusable(self) -> None:
+        """Count memories and directions that overflowed and were left out, by layer."""
+        for stack in self._stacks():
+            self._reports.failed(stack.unusable_layers())
 
     def add_observer(self, observer: Observer) -> Callable[[], None]:
         """Call `observer(stack, source, U)` for every stack updated; returns what ends it."""
-        self._observers.append(observer)
-        return lambda: self._observers.remove(observer)
+        self._step.observers.append(observer)
+        return lambda: self._step.observers.remove(observer)
 
-    # ---- groups --------------------------------------------------------------------------------
+    # ---- the model -------------------------------------------------------------------------------
+
+    def attach(self, model: nn.Module) -> None:
+        """Place the capturing hooks on `model`, whose parameters this optimizer holds.
+
+        The constructor does so when it is given a model. Needed again after unpickling.
+        """
+        self.remove_hooks()
+        inner = unwrapped(model)
+        self._layout.specs = self._layer_specs(inner)
+        self._capture.attach(inner, self.param_groups)
+        self._participants.clear()
+        self._step.has_model = True
+        # A method that captures nothing is right under a wrapper too, only with more work. Where
+        # there are no ranks yet its model gets no hook, so that torch.jit.script can compile it.
+        if self._captures or is_distributed():
+            self._teams.watch(model)
+
+    def remove_hooks(self) -> None:
+        """Take every hook off the model; the geometry then stays as it is."""
+        self._capture.remove()
+        self._teams.wrapper.remove()
+        self._step.has_model = False
+
+    @property
+    def _captures(self) -> bool:
+        return any(map(self._capture.captures, self.param_groups))
+
+    def _layer_specs(self, model: nn.Module) -> dict[Tensor, LayerSpec]:
+        """How parameters are cut into matrices: by module, then by `specs`, then by the method."""
+        held = {p for group in self.param_groups for p in group["params"] if is_matrix(group, p)}
+        biases = held if self.recipe.joins_bias else set()
+        captured = self._capture.captures(self.defaults)
+        specs = layer_specs(model, biases, self._layout.patterns, captured=captured)
+        return {**specs, **self.recipe.model_use.specs(model, self.defaults)}
+
+    def _gate(self) -> None:
+        """Open the hooks if the coming step refreshes; here, because its forward pass is next."""
+        for index in self._capture.gate(self.param_groups):
+            self._participants.pop(index, None)  # phases may have changed
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients, and the statistics that came with them."""
+        super().zero_grad(set_to_none)
+        self._capture.forget_sums()
+
+    def sample_labels(self, logits: Tensor, generator: torch.Generator | None = None) -> None:
+        """True-Fisher backward factors: labels drawn from the model instead of the observed ones.
+
+        Call it between the forward pass and `loss.backward()`. On refresh steps it costs one
+        backward pass that stops at the activations; on other steps it returns at once.
+        """
+        if self._capture.is_open:
+            loss = sampled_label_loss(logits, self.defaults["loss_reduction"], generator)
+            self._capture.use_gradients_of(loss)
+
+    def statistics_mask(self, mask: Tensor) -> AbstractContextManager[None]:
+        """Leave positions where `mask` [batch, positions] is zero out of the statistics.
+
+        For forward passes inside the context, and layers with one row for each entry of the mask.
+        Reentrant checkpointing repeats them in the backward pass, with the mask that came last.
+        """
+        if any(group.get("reduce") for group in self.param_groups):
+            raise ValueError("a mask does not go with reduce=True, which averages over positions")
+        return self._capture.masked(mask)
+
+    def use_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
+        """Tell of the GradScaler, whose scale the captured gradients carry.
+
+        Without it all is well while the scale stays the same; when it changes, B̄ weighs old and
+        new statistics by their scales.
+        """
+        self._capture.scaler = scaler
+
+    # ---- parameter groups ------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add parameters; those of linear layers of the attached model are captured as well.
@@ -294,7 +320,7 @@ class MatrixOptimizer(SharingOptimizer):
         """
         group = dict(param_group)  # the caller's stays as it is
         group.setdefault("treatment", "auto")
-        check_settings(group, self.recipe.checks)
+        check_settings(group, self.recipe.settings)
         group["adamw"] = {**self.defaults["adamw"], **group.get("adamw", {})}
         if group["treatment"] == "adamw":
             group.setdefault("lr", group["adamw"]["lr"])
@@ -302,197 +328,208 @@ class MatrixOptimizer(SharingOptimizer):
         group.setdefault("step", 0)
         if "params" not in group:
             raise ValueError(f"a group must have 'params', got one with {list(param_group)}")
-        group["params"] = self._with_names(group["params"])
+        model, index = self._capture.model, len(self.param_groups)
+        group["params"] = names_of_model(group["params"], self.param_groups, model)
         super().add_param_group(group)
-        index = len(self.param_groups) - 1
+        added = self.param_groups[-1]
         try:
-            for name, parameter in named(self.param_groups[-1], index):
+            for name, parameter in named(added, index):
                 check_trainable(name, parameter)
         except ValueError:
             del self.param_groups[-1]
             raise
-        added = self.param_groups[-1]
         # A number: schedulers write into a tensor. Where nothing moves at first, the method's own.
-        added.setdefault("base_lr", float(added["lr"]) or self.recipe.defaults["lr"])
+        added.setdefault("base_lr", float(added["lr"]) or self.recipe.settings["lr"].default)
         if isinstance(added["lr"], Tensor):
-            # A view, so that whoever writes into the given tensor is heard.
+            # A view, so that writing into the given tensor still has an effect.
             added["lr"] = added["lr"].reshape(())
-        self._captures.append(Capture())
-        if self._model is not None:
-            specs = self._layer_specs(self._model)  # others' stay: a bias of theirs may be new here
-            self._specs |= {p: specs[p] for p in self.param_groups[-1]["params"] if p in specs}
-        self._hook_group(index)
-        self._captures[index].gate(partial(self.recipe.geometry.capture_due, group))
-
-    def _with_names(self, params: Any) -> Any:
-        """Parameters under the names the attached model has for them, if the others have names."""
-        named_already = bool(self.param_groups) and "param_names" in self.param_groups[0]
-        if self._model is None or not named_already or isinstance(params, set):
-            return params  # sets are torch's to refuse
-        given = [params] if isinstance(params, Tensor) else list(params)
-        if not all(isinstance(one, Tensor) for one in given):
-            return given
-        names: dict[Tensor, str] = {
-            p: plain_name(name) for name, p in self._model.named_parameters()
-        }
-        count = sum(len(group["params"]) for group in self.param_groups)
-        return [(names.get(p, f"parameter {count + i}"), p) for i, p in enumerate(given)]
+        self._capture.groups.append(GroupCapture())
+        if model is not None:
+            # Only the new parameters' specs: a bias of an older one may be new here.
+            specs = self._layer_specs(model)
+            self._layout.specs |= {p: specs[p] for p in added["params"] if p in specs}
+        self._capture.add_group(index, added)
+        self._teams.compare_again()
 
     def routing_table(self) -> RoutingTable:
         """Every parameter, its treatment, and the reason."""
-        return with_groups(self._table, self.param_groups)
+        return with_groups(self._layout.table, self.param_groups)
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\n{self.routing_table()}"
 
-    def _roll(self, index: int, group: Mapping[str, Any]) -> Roll:
-        """Who takes part in a step, stacked; the same objects while the same take part."""
-        present = [p for p in group["params"] if p.grad is not None and p.numel()]
-        key = [(id(p), p.dtype, p.device, id(self.state[p])) for p in present]
-        roll = self._rolls.get(index)
-        if roll is None or roll.key != key:
-            roll = self._rolls[index] = self._new_roll(index, group, key, set(present))
-        return roll
+    # ---- several ranks ---------------------------------------------------------------------------
 
-    def _new_roll(
-        self, index: int, group: Mapping[str, Any], key: list[Any], present: set[Tensor]
-    ) -> Roll:
-        layers: list[Layer] = []
-        matrices: list[Matrix] = []
-        others: list[Tensor] = []
-        joined = {spec.bias for weight, spec in self._specs.items() if weight.grad is not None}
-        for name, parameter in named(group, index):
-            if parameter not in present or parameter in joined:
-                continue
-            state = self.state[parameter]
-            if is_matrix(group, parameter):
-                spec, lag = self._spec_of(parameter, group), self._lags.get(parameter, 0.0)
-                if self._exchange is None:
-                    layers.append(Layer(name, parameter, state, spec, lag))
-                    continue
-                matrices.append(self._matrix(name, parameter, spec))
-                if matrices[-1].owner == self._exchange.ranks.rank:
-                    layer = OwnedLayer(name, parameter, state, spec, lag)
-                    matrices[-1].layer = layer
-                    layers.append(layer)
-                else:
-                    keep_count(state)
-            else:
-                follow(parameter, state)
-                others.append(parameter)
-        stacks = [Stack(batch) for batch in alike(layers, _kind)]
-        return Roll(key, stacks, others, matrices)
+    def _team(self) -> Team:
+        """The ranks that work together; the state is divided again when that changes."""
+        team, changed = self._teams.team(self.param_groups)
+        if changed:
+            self._participants.clear()
+            self._divide_state(team)
+        return team
 
-    def _check_bare(self) -> None:
-        """Raise a ValueError where a method cannot do without the model."""
+    def _go_on_alone(self, team: Team) -> None:
+        """No wrapper was found before a step: divide the state, and warn if there are others."""
+        if self._undivided:
+            self._divide_state(team)
+        # Without statistics, steps from equal gradients are equal: then nobody needs to know.
+        matters = self._step.has_model and self._captures and self._teams.other_ranks
+        if matters and any(float(group["lr"]) for group in self.param_groups):
+            self._reports.alone_among_ranks()
 
-    def _adapted(self, model: nn.Module, table: RoutingTable) -> RoutingTable:
-        """The routing as this method needs it."""
-        return joined_biases(model, table) if self.recipe.joins_bias else table
+    def _divide_state(self, team: Team) -> None:
+        """Drop the state of matrices that other ranks own, after loading."""
+        self._undivided = False
+        owners = team.owners(partial(self._teams.owners, self.param_groups))
+        if missing := drop_others_state(self.state, self.param_groups, owners, team.rank):
+            self._reports.partial_checkpoint(missing)
 
-    def _groups_of(self, table: RoutingTable, defaults: dict[str, Any]) -> list[dict[str, Any]]:
-        """Parameter groups of a routed model."""
-        return groups_of(table)
+    def owners(self) -> dict[str, int]:
+        """The rank that keeps each matrix's state and computes its steps; empty when alone.
 
-    # ---- faults ----------------------------------------------------------------------------------
+        A bias that joins its weight has its weight's owner.
+        """
+        owners = self._team().owners(partial(self._teams.owners, self.param_groups))
+        return {
+            name: owners[parameter]
+            for index, group in enumerate(self.param_groups)
+            for name, parameter in named(group, index)
+            if parameter in owners
+        }
 
-    def _gradients_are_finite(self) -> bool:
-        """True, or raise or skip as `nonfinite` says, before anything has changed."""
-        fault = self._agreed_fault()
-        if fault is None:
-            return True
-        if self.defaults["nonfinite"] == "raise":
-            raise NonFiniteGradientError(
-                f'{fault}; nothing was changed. Pass nonfinite="skip" to leave such steps out'
-            )
-        for group in self.param_groups:
-            group["skipped"] = group.get("skipped", 0) + 1
-        self._warn_once(f"{fault}; the step was left out (counted in the groups as 'skipped')")
-        return False
+    def consolidated_state_dict(self) -> dict[str, Any]:
+        """The whole state as one process would save it, on every rank; all ranks must call it.
 
-    def _fault(self) -> str | None:
-        """What is wrong with this rank's gradients; tells of what the last step left out, too."""
-        if self._allows_nonfinite:
-            return None
-        gradients = dense_gradients(local_gradients(self.param_groups))
-        masks = [stack.unusable for stack in self._stacks() if stack.unusable is not None]
-        # One look for both: each would wait for an accelerator.
-        if all_finite(gradients, masks):
-            for stack in self._stacks():
-                stack.unusable = None
-            return None
-        self._report_unusable()
-        return unusable_gradients(gradients)
+        `state_dict()` has what this rank holds: its own matrices, its own rows. Both can be loaded
+        on any number of ranks. Through torch.distributed.checkpoint no rank ever holds all of it.
+        """
+        state_dict, team = self.state_dict(), self._team()
+        owners = team.owners(partial(self._teams.owners, self.param_groups))
+        parameters = enumerate(self._all_parameters())
+        owned = [number for number, p in parameters if owners.get(p) == team.rank]
+        return {**state_dict, "state": team.consolidated(state_dict["state"], owned)}
+
+    # ---- saving, loading, copying ----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's, with the format's number and the method's name."""
         self._report_unusable()
-        return super().state_dict()
+        return self._store.saved(super().state_dict())
 
-    def _report_unusable(self) -> None:
-        """Count memories and directions that overflowed and were left out, by layer."""
-        self._report(layer for stack in self._stacks() for layer in stack.unusable_layers())
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """As torch's, but by name where there are names, and in the precision it was saved in.
 
-    def _stacks(self) -> list[Stack]:
-        """Those of the last step."""
-        return [stack for roll in self._rolls.values() for stack in roll.stacks]
+        Raises:
+            ValueError: the checkpoint does not fit; the optimizer is left as it was.
+        """
 
-    @property
-    def _allows_nonfinite(self) -> bool:
-        """Whether nothing is checked for NaN, so that an accelerator is never waited for."""
-        return bool(self.defaults["nonfinite"] == "allow")
+        def fit(_: torch.optim.Optimizer, incoming: Any) -> Checkpoint:
+            self._incoming = self._store.fitted(self.param_groups, incoming, self._cut_of)
+            return self._incoming
 
-    def _report(self, layers: Iterable[Layer]) -> None:
-        """Count failures in the layers' states, and tell of each layer once."""
-        for layer in layers:
-            layer.state["failures"] = layer.state.get("failures", 0) + 1
-            self._warn_once(
-                f"what was computed for {layer.name!r} was not finite, or could not be decomposed; "
-                "it was left out and the layer keeps what it had (counted in its state as "
-                "'failures')"
-            )
+        before = self.state, self.param_groups
+        handle = self.register_load_state_dict_pre_hook(fit)
+        try:
+            super().load_state_dict(mapping(state_dict))
+            team = self._team()
+            self._undivided = self._teams.may_be_wrapped  # then the next step divides it
+            if not self._undivided:
+                self._divide_state(team)
+            self._gate()
+        except BaseException as failure:
+            if self.param_groups is not before[1]:  # put back what was replaced
+                self.state, self.param_groups = before
+                self._gate()
+            if isinstance(failure, (ValueError, RankError, Warning)) or not isinstance(
+                failure, Exception
+            ):
+                raise  # its message says all; or it is an interruption
+            raise ValueError(
+                f"this checkpoint cannot be loaded, and the optimizer is as it was: {told(failure)}"
+            ) from failure
+        finally:
+            handle.remove()
+            self._incoming = None
+        self._participants.clear()
 
-    def _warn_once(self, message: str) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            warnings.warn(message, GeometryWarning, stacklevel=4)
+    def _cut_of(self, parameter: Tensor, group: Group) -> Cut:
+        known = self._capture.model is not None or not self._awaits_model
+        return self._layout.cut_of(parameter, group, known=known)
 
-    def _warn_uncaptured_construction(self) -> None:
-        geometry = self.recipe.geometry
-        if any(any(geometry.captured_sides(group)) for group in self.param_groups):
-            self._warn_once(
-                f"{type(self).__name__} was given parameters, not a model, so nothing is captured "
-                "and its maps are the identity, that is Muon; pass the model itself"
-            )
+    def __getstate__(self) -> dict[str, Any]:
+        """As torch's, with how layers are cut, which the geometry depends on."""
+        of_model = self._capture.model is not None or self._awaits_model
+        return {**super().__getstate__(), "specs": self._layout.patterns, "of_model": of_model}
 
-    # ---- for saving and copying, see `persistence` ---------------------------------------------
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        state = dict(state)
+        specs, of_model = state.pop("specs", None), state.pop("of_model", True)
+        incoming = self.__dict__.get("_incoming")
+        super().__setstate__(state)
+        if incoming is not None:  # called by torch's load_state_dict, which has rounded the state
+            for parameter in self._all_parameters():
+                self.state.pop(parameter, None)
+            self.state.update(self._store.restored(self.param_groups, incoming))
+        if "_capture" not in self.__dict__:  # unpickled or copied
+            self.defaults.setdefault("work", "shared")  # before this setting existed it was
+            self._begin(Layout(dict(specs or {})), self.defaults)
+            self._awaits_model = of_model
+            self._capture.groups.extend(GroupCapture() for _ in self.param_groups)
+            self._watch_steps()
+            for holder in (self.defaults, *self.param_groups):  # perhaps older than a setting
+                for name, value in self.recipe.defaults.items():
+                    holder.setdefault(name, self.defaults.get(name, value))
+            base_lr = float(self.defaults["lr"]) or self.recipe.settings["lr"].default
+            for group in self.param_groups:
+                group.setdefault("base_lr", base_lr)
 
-    def _cut_of(self, parameter: Tensor, group: Mapping[str, Any]) -> Cut:
-        """How this parameter is cut, as far as that is known."""
-        if not parameter.ndim or not parameter.numel():
-            return Cut(frozenset(), (0, 0, 0, 0))  # no matrix
-        layer = Layer("", parameter, {}, self._spec_of(parameter, group))
-        stacked = (layer.blocks, *layer.shape)
-        own = {tuple(parameter.shape)} if layer.is_reshape else set()
-        known = self._model is not None or not self._awaits_model
-        tiling = (layer.rows, layer.columns, *layer.shape)
-        return Cut(frozenset({stacked, *own}), tiling if known else None)
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        new = type(self).__new__(type(self))
+        memo[id(self)] = new
+        new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        new._teams.process_group = self._teams.process_group  # cannot be copied, nor need it be
+        new._layout.table = copy.deepcopy(self._layout.table, memo)
+        new._capture.scaler = memo.get(id(self._capture.scaler), self._capture.scaler)
+        if self._capture.model is not None:
+            new.attach(copy.deepcopy(self._capture.model, memo))
+        new._teams.wrapper.copy_from(self._teams.wrapper)
+        return new
 
-    def _spec_of(self, parameter: Tensor, group: Mapping[str, Any]) -> LayerSpec:
-        return cut(self._specs.get(parameter, PLAIN), group)
+    # ---- allocated state, see `checkpoints/allocation.py` ----------------------------------------
+
+    def _watch_steps(self) -> None:
+        self._had_state = False
+        self.register_step_pre_hook(_before_step)
+        self.register_step_post_hook(_after_step)
+
+    def _only_created_state(self) -> bool:
+        """Whether the step just taken was the first and could not have moved anything."""
+        if self._had_state or any(float(group["lr"]) for group in self.param_groups):
+            return False
+        gradients = [local_gradient(parameter) for parameter in self._all_parameters()]
+        return not self._team().any(any(bool(g.any()) for g in gradients if g is not None))
+
+    def _allocate_state(self) -> None:
+        team = self._team()
+        present = [
+            self._present(index, group, team) for index, group in enumerate(self.param_groups)
+        ]
+        statistics = [capture.identity_statistics for capture in self._capture.groups]
+        allocate(self._step, self.param_groups, present, lambda i, p: statistics[i](p), self.state)
+        self._participants.clear()
+        self._teams.compare_again()
+        self._gate()
 
 
-_SMALL = 2**22  # parameters
-
-# What a layer's state holds once it has a geometry.
-_GEOMETRY = {"left_map", "right_map", "left_factor", "right_factor"}
-
-
-def _kind(layer: Layer) -> tuple[object, ...]:
-    """Layers equal in this go through the step together."""
-    return layer.shape, layer.dtype, layer.parameter.device, layer.updates
+def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    assert isinstance(optimizer, MatrixOptimizer)
+    if not optimizer._had_state:
+        drop_blank(optimizer.state)
+    optimizer._had_state = bool(optimizer.state)
 
 
-def _remove_all(captures: list[Capture]) -> None:
-    for capture in captures:
-        capture.remove()
+def _after_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    assert isinstance(optimizer, MatrixOptimizer)
+    if optimizer._only_created_state():
+        with torch.no_grad():
+            optimizer._allocate_state()

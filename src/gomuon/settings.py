@@ -1,26 +1,52 @@
-"""Hyper-parameters: what each must be, as data, checked for the constructor and for every group."""
+"""Settings: what each may be, its default, and how values are checked.
+
+Every setting of a method is declared once, with its default and its kind, so none is unchecked.
+"""
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 import torch
 
-from gomuon.functional.checks import shown
-from gomuon.functional.polar import PolarMethod
+from gomuon.errors import shown
+from gomuon.functional.polar_factor import PolarMethod
 
 AdamWSettings = Mapping[str, Any]
-ADAMW_DEFAULTS: dict[str, Any] = {
-    "lr": 3e-3,
-    "betas": (0.9, 0.95),
-    "eps": 1e-8,
-    "weight_decay": 0.0,
-}
 
 
-def sides(alpha: float | tuple[float, float]) -> tuple[float, float]:
-    """α of the left (output, B) and of the right (input, A) side."""
-    return (alpha[0], alpha[1]) if isinstance(alpha, (tuple, list)) else (alpha, alpha)
+@dataclass(frozen=True)
+class Kind:
+    """Which values a setting may have.
+
+    Attributes:
+        holds: whether a value is one of them.
+        expected: what a message says was expected.
+    """
+
+    holds: Callable[[Any], bool]
+    expected: str
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A setting's default and its kind."""
+
+    default: Any
+    kind: Kind
+
+
+Settings = Mapping[str, Setting]
+
+
+def with_defaults(settings: Settings, **defaults: Any) -> dict[str, Setting]:
+    """The settings, some with other defaults."""
+    changed = {name: replace(settings[name], default=value) for name, value in defaults.items()}
+    return {**settings, **changed}
+
+
+# ---- kinds -----------------------------------------------------------------------------------
 
 
 def _is_number(value: Any) -> bool:
@@ -74,103 +100,101 @@ def _is_damping(value: Any) -> bool:
     )
 
 
-Checks = Mapping[str, tuple[Callable[[Any], bool], str]]
-MAY_BE_ONE = (_share, "a number in [0, 1]")
-ONE_POWER = (_exponent, "a number in [0, 0.5]")
-STEP_LENGTH = (_one_of("sgd", "adagrad", "rmsprop", None), '"sgd", "adagrad", "rmsprop" or None')
+def one_of(*choices: Any) -> Kind:
+    """One of these values."""
+    *others, last = [f'"{c}"' if isinstance(c, str) else str(c) for c in choices]
+    return Kind(_one_of(*choices), f"{', '.join(others)} or {last}")
 
-# name -> (check, what the message says was expected)
-CHECKS: Checks = {
-    "lr": (_at_least_zero, "a finite number >= 0"),
-    "base_lr": (_positive, "a number > 0"),
-    "momentum": (_decay, "a number in [0, 1)"),
-    "alpha": (
-        lambda value: _exponent(value) or _pair_of(_exponent)(value),
-        "a number in [0, 0.5], or a pair of them (left, right)",
-    ),
-    "refresh_every": (_whole_number, "a whole number >= 1"),
-    "factor_decay": (_decay, "a number in [0, 1)"),
-    "shrinkage": (
-        lambda value: _is_damping(value) or value == "oas" or _share(value),
-        '"oas", a fixed intensity in [0, 1], or {"damping": a number >= 0}',
-    ),
-    "polar": (_one_of(*get_args(PolarMethod)), f"one of {get_args(PolarMethod)}"),
-    "graft": (_one_of("frobenius", None), '"frobenius" or None'),
-    "nesterov": (lambda value: isinstance(value, bool), "True or False"),
-    "weight_decay": (_at_least_zero, "a finite number >= 0"),
-    "loss_reduction": (_one_of("mean", "sum"), '"mean" or "sum"'),
-    "nonfinite": (_one_of("raise", "skip", "allow"), '"raise", "skip" or "allow"'),
-    "work": (
-        _one_of("auto", "shared", "replicated", "alone"),
-        '"auto", "shared", "replicated" or "alone"',
-    ),
-    "treatment": (_one_of("matrix", "adamw", "auto"), '"matrix", "adamw" or "auto"'),
-    "input_decay": (lambda value: value is None or _decay(value), "None or a number in [0, 1)"),
-    "geometry_decay": (lambda value: isinstance(value, bool), "True or False"),
-    "statistics_every": (_whole_number, "a whole number >= 1"),
-    "token_stride": (_whole_number, "a whole number >= 1"),
-    "token_skip": (_whole(0), "a whole number >= 0"),
-    "stagger": (lambda value: isinstance(value, bool), "True or False"),
-    "reduce": (lambda value: isinstance(value, bool), "True or False"),
-    "damping": (_at_least_zero, "a finite number >= 0"),
-    "kl_clip": (lambda value: value is None or _positive(value), "None or a number > 0"),
-    "ridge": (_at_least_zero, "a finite number >= 0"),
-    "power": (_within(0, 1, include_high=True), "a number in [0, 1]"),
-    "block_size": (_whole_number, "a whole number >= 1"),
-    "max_side": (_whole(0), "a whole number >= 0"),
-    "epsilon": (_at_least_zero, "a finite number >= 0"),
-    "aspect": (_one_of("ratio", "max"), '"ratio" or "max"'),
-    "mu": (_at_least_zero, "a finite number >= 0"),
-    "square_decay": (_decay, "a number in [0, 1)"),
-    "normalise": (
-        _one_of("col", "row", "col_row", "row_col"),
-        '"col", "row", "col_row" or "row_col"',
-    ),
-    "equilibrate": (_one_of("row", "row_col"), '"row" or "row_col"'),
-    "constrained": (lambda value: isinstance(value, bool), "True or False"),
-    "radius": (_at_least_zero, "a finite number >= 0"),
-    "head_radius": (_at_least_zero, "a finite number >= 0"),
-    "heads": (lambda value: value is None or _whole_number(value), "None or a whole number >= 1"),
-    "norm": (_one_of("spectral", "sign"), '"spectral" or "sign"'),
-    "scale": (_at_least_zero, "a finite number >= 0"),
-    "tau": (_decay, "a number in [0, 1)"),
-    "partner_damping": (_positive, "a number > 0"),
-    "betas": (_pair_of(_decay), "a pair of numbers in [0, 1)"),
-    "eps": (_at_least_zero, "a finite number >= 0"),
+
+def optional(kind: Kind) -> Kind:
+    """None, or a value of this kind."""
+    return Kind(lambda value: value is None or kind.holds(value), f"None or {kind.expected}")
+
+
+NOT_NEGATIVE = Kind(_at_least_zero, "a finite number >= 0")
+POSITIVE = Kind(_positive, "a number > 0")
+DECAY = Kind(_decay, "a number in [0, 1)")
+SHARE = Kind(_share, "a number in [0, 1]")
+EXPONENT = Kind(_exponent, "a number in [0, 0.5]")
+EXPONENTS = Kind(
+    lambda value: _exponent(value) or _pair_of(_exponent)(value),
+    "a number in [0, 0.5], or a pair of them (left, right)",
+)
+BETAS = Kind(_pair_of(_decay), "a pair of numbers in [0, 1)")
+INTERVAL = Kind(_whole_number, "a whole number >= 1")
+WHOLE = Kind(_whole(0), "a whole number >= 0")
+FLAG = Kind(lambda value: isinstance(value, bool), "True or False")
+POLAR = Kind(_one_of(*get_args(PolarMethod)), f"one of {get_args(PolarMethod)}")
+SHRINKAGE = Kind(
+    lambda value: _is_damping(value) or value == "oas" or _share(value),
+    '"oas", a fixed intensity in [0, 1], or {"damping": a number >= 0}',
+)
+
+# ---- what every method and AdamW have ------------------------------------------------------------
+
+# Settings of the constructor and of every group, beside the method's own.
+COMMON: Settings = {
+    "loss_reduction": Setting("mean", one_of("mean", "sum")),
+    "nonfinite": Setting("raise", one_of("raise", "skip", "allow")),
+    "work": Setting("auto", one_of("auto", "shared", "replicated", "alone")),
 }
+_OF_GROUPS: Settings = {
+    "base_lr": Setting(None, POSITIVE),
+    "treatment": Setting("auto", one_of("matrix", "adamw", "auto")),
+}
+ADAMW: Settings = {
+    "lr": Setting(3e-3, NOT_NEGATIVE),
+    "betas": Setting((0.9, 0.95), BETAS),
+    "eps": Setting(1e-8, NOT_NEGATIVE),
+    "weight_decay": Setting(0.0, NOT_NEGATIVE),
+}
+ADAMW_DEFAULTS: dict[str, Any] = {name: setting.default for name, setting in ADAMW.items()}
 
 
-def check_settings(settings: Mapping[str, Any], own: Checks | None = None, where: str = "") -> None:
-    """Raise a ValueError that names the first value that is out of range, and what was expected."""
-    checks = {**CHECKS, **(own or {})}
-    for name, value in settings.items():
+def checked_names(settings: Settings) -> set[str]:
+    """The names `check_settings` checks for a method with these settings."""
+    return {*COMMON, *_OF_GROUPS, *settings}
+
+
+def check_settings(values: Mapping[str, Any], settings: Settings, where: str = "") -> None:
+    """Raise a ValueError that names the first value out of range and what was expected.
+
+    Args:
+        values: of a constructor or a group; what else they hold is not checked.
+        settings: the method's own.
+        where: what the message begins with.
+    """
+    known = {**_OF_GROUPS, **COMMON, **settings}
+    for name, value in values.items():
         if name == "adamw":
             _check_adamw(value)
-        elif name in checks and not _holds(checks[name][0], value):
-            raise ValueError(f"{where}{name} must be {checks[name][1]}, got {shown(value)}")
+        elif name in known and not _holds(known[name].kind, value):
+            raise ValueError(
+                f"{where}{name} must be {known[name].kind.expected}, got {shown(value)}"
+            )
 
 
-def _holds(check: Callable[[Any], bool], value: Any) -> bool:
-    """Whether a value passes; one that cannot even be looked at does not."""
+def _check_adamw(adamw: Any) -> None:
+    if not isinstance(adamw, Mapping):
+        raise ValueError(f"adamw must be a dict of {', '.join(ADAMW)}, got {shown(adamw)}")
+    unknown = [name for name in adamw if name not in ADAMW]
+    if unknown:
+        raise ValueError(f"adamw takes {', '.join(ADAMW)}; it has no {unknown[0]!r}")
+    check_settings(adamw, ADAMW, where="adamw's ")
+
+
+def _holds(kind: Kind, value: Any) -> bool:
+    """Whether a value is of a kind; one that cannot even be compared is not."""
     try:
-        return check(value)
+        return kind.holds(value)
     except (TypeError, ValueError, ArithmeticError, RuntimeError):
         return False
 
 
 def plain(value: Any) -> Any:
-    """A number in a tensor as a number, in pairs too; anything else as it is."""
+    """A number in a tensor as a number, also inside pairs; anything else as it is."""
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_meta:
         return value.item()
     if type(value) in (list, tuple):
         return type(value)(map(plain, value))
     return value
-
-
-def _check_adamw(adamw: Any) -> None:
-    if not isinstance(adamw, Mapping):
-        raise ValueError(f"adamw must be a dict of {', '.join(ADAMW_DEFAULTS)}, got {shown(adamw)}")
-    unknown = [name for name in adamw if name not in ADAMW_DEFAULTS]
-    if unknown:
-        raise ValueError(f"adamw takes {', '.join(ADAMW_DEFAULTS)}; it has no {unknown[0]!r}")
-    check_settings(adamw, where="adamw's ")

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.stacks import Stack
+from gomuon.parameters.stacks import Stack
 
 
 class Alignment:

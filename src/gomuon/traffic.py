@@ -13,7 +13,8 @@ tests hold these figures to what goes through a process group.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gomuon.ownership import Unit
+from gomuon.distributed.assignment import Unit
+from gomuon.distributed.shards import shard_rows
 
 WIDE = 8  # bytes of a float64
 STATUS_NUMBERS = 5  # float64, from each rank to each other, before a step
@@ -40,12 +41,6 @@ class Mesh:
     @property
     def ranks(self) -> int:
         return self.replicas * self.shards
-
-
-def shard_rows(rows: int, shards: int) -> list[int]:
-    """Rows of each shard, as torch.chunk and so DTensor's Shard(0) cut them."""
-    size = -(-rows // shards)
-    return [max(0, min(size, rows - size * shard)) for shard in range(shards)]
 
 
 def held_elements(tensors: Sequence[tuple[int, int]], shards: int) -> list[int]:

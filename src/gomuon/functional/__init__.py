@@ -5,20 +5,19 @@
 """
 
 from gomuon.functional import theory
-from gomuon.functional.halfspace import halfspace_direction
-from gomuon.functional.oracle import (
+from gomuon.functional.checked import (
     frobenius_graft,
     inside_only_direction,
+    inverse_root,
     matched_direction,
+    oas,
+    polar,
+    shrink,
     weighted_norm,
 )
-from gomuon.functional.polar import polar
-from gomuon.functional.roots import inverse_root
-from gomuon.functional.shrinkage import oas, shrink
 
 __all__ = [
     "frobenius_graft",
-    "halfspace_direction",
     "inside_only_direction",
     "inverse_root",
     "matched_direction",
@@ -28,3 +27,7 @@ __all__ = [
     "theory",
     "weighted_norm",
 ]
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,13 +1,14 @@
-"""Decompositions on all cores that try again in float64 before they give up."""
+"""Decompositions that retry in float64, symmetric products, and which results are finite."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from gomuon.errors import DecompositionError
-from gomuon.functional.spreading import spread
+from gomuon.threads.spreading import spread
 
 Decomposition = TypeVar("Decomposition", bound=tuple[Tensor, ...])
 
@@ -88,3 +89,82 @@ def over_batch(
     flat = (None if t is None else t.expand(*leading, *t.shape[-2:]).flatten(0, -3) for t in more)
     results = spread(lambda *parts: tuple(function(*parts)), X.flatten(0, -3), *flat)
     return tuple(result.unflatten(0, leading) for result in results)
+
+
+def symmetric_product(rows: Tensor) -> Tensor:
+    """VᵀV of V [..., N, d]; blocks below the diagonal are mirrored instead of multiplied out."""
+    d = rows.shape[-1]
+    block = max(128, d // 16)  # wide enough for products to run at full speed
+    if d < 2 * block:
+        return rows.mT @ rows
+    product = rows.new_empty(*rows.shape[:-2], d, d)
+    for begin in range(0, d, block):
+        end = min(begin + block, d)
+        strip = rows[..., begin:end].mT @ rows[..., begin:]
+        product[..., begin:end, begin:] = strip
+        product[..., end:, begin:end] = strip[..., end - begin :].mT
+    return product
+
+
+def working_dtype(tensor: Tensor) -> torch.dtype:
+    """State and statistics are float64 for float64 parameters, float32 for all others."""
+    return torch.float64 if tensor.dtype == torch.float64 else torch.float32
+
+
+def identity_like(S: Tensor) -> Tensor:
+    """The identity of S's size, [d, d]."""
+    return torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+
+
+def trace_mean(S: Tensor) -> Tensor:
+    """tr(S)/d, [..., 1, 1]."""
+    return S.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
+
+
+# ---- what is finite, and what is not -------------------------------------------------------------
+
+
+def finite_factors(S: Tensor) -> Tensor:
+    """Which factors of a batch can be used, [b]; one whose sum overflows cannot."""
+    return S.flatten(1).sum(1).isfinite()
+
+
+def all_finite(tensors: Sequence[Tensor], unusable: Sequence[Tensor] = ()) -> bool:
+    """Whether every tensor's norm is finite and no mask is set; waits for the device once."""
+    norms = torch._foreach_norm(list(tensors)) if tensors else []
+    signs = [norm.isfinite() for norm in norms] + [~mask.any() for mask in unusable]
+    return not signs or bool(torch.stack([sign.to(signs[0].device) for sign in signs]).all())
+
+
+def guarded(function: Callable[[Tensor], Tensor], S: Tensor) -> list[Tensor | None]:
+    """`function` of each factor; None where factor or result is not finite, or it fails."""
+    finite = finite_factors(S)
+    # LAPACK refuses a whole batch for one NaN, so unusable factors are replaced by the identity.
+    S = torch.where(finite.view(-1, *[1] * (S.ndim - 1)), S, identity_like(S))
+    try:
+        results: list[Tensor | None] = list(function(S))
+    except (DecompositionError, torch.linalg.LinAlgError):
+        results = [_or_none(function, factor) for factor in S]
+    good = finite.tolist()
+    made = [result for result in results if result is not None]
+    if made and not bool(finite_factors(torch.stack(made)).all()):
+        # A factor at the edge of its dtype: finite itself, but not its root.
+        results = [r if r is not None and bool(finite_factors(r[None])) else None for r in results]
+    return [result if fine else None for result, fine in zip(results, good, strict=True)]
+
+
+def _or_none(function: Callable[[Tensor], Tensor], S: Tensor) -> Tensor | None:
+    try:
+        return function(S.unsqueeze(0))[0]
+    except (DecompositionError, torch.linalg.LinAlgError):
+        return None
+
+
+@contextmanager
+def full_precision(tensors: Iterable[Tensor]) -> Iterator[None]:
+    """Switch autocast off on these tensors' devices."""
+    with ExitStack() as exact:
+        for kind in {tensor.device.type for tensor in tensors}:
+            if torch.is_autocast_enabled(kind):
+                exact.enter_context(torch.autocast(kind, enabled=False))
+        yield

@@ -9,27 +9,27 @@ those that decompose matrices a DecompositionError where that fails.
 import torch
 from torch import Tensor
 
-from gomuon.functional import checks
+from gomuon.functional import arguments
 from gomuon.functional.linalg import attempt
 
 
 def oracle_value(M: Tensor, left: Tensor, right: Tensor) -> Tensor:
     """‖C‖_* with C = P_B M P_A: the value of the support problem at radius one (Theorem 1)."""
-    checks.square(left, "left")
-    checks.square(right, "right")
-    M = checks.sided(M, left, right)
+    arguments.square(left, "left")
+    arguments.square(right, "right")
+    M = arguments.sided(M, left, right)
     return attempt(torch.linalg.matrix_norm, left @ M @ right, ord="nuc")
 
 
 def condition_number(S: Tensor) -> Tensor:
     """κ₂(S): the ratio of the largest to the smallest singular value."""
-    checks.matrix(S, "S")
+    arguments.matrix(S, "S")
     return _condition_number(S, "S")
 
 
 def _condition_number(S: Tensor, name: str) -> Tensor:
-    checks.decomposable(S, name)
-    checks.not_empty(S, name)
+    arguments.decomposable(S, name)
+    arguments.not_empty(S, name)
     sigma = attempt(torch.linalg.svdvals, S)
     return sigma[..., 0] / sigma[..., -1]
 
@@ -37,28 +37,28 @@ def _condition_number(S: Tensor, name: str) -> Tensor:
 def grafted_alignment_bound(A: Tensor, B: Tensor, M: Tensor, alpha: float) -> Tensor:
     """⟨M, D̂_α⟩ ≥ K_AB^(−α)·‖M‖_*, K_AB = κ₂(A)κ₂(B) (Proposition 5, first half)."""
     kept = grafted_condition_bound(A, B, alpha).reciprocal()
-    checks.sided(M, B, A, ("M", "B", "A"))
+    arguments.sided(M, B, A, ("M", "B", "A"))
     return kept * attempt(torch.linalg.matrix_norm, M, ord="nuc")
 
 
 def grafted_condition_bound(A: Tensor, B: Tensor, alpha: float) -> Tensor:
     """κ₊(D̂_α) ≤ K_AB^α (Proposition 5, second half)."""
-    checks.square(A, "A")
-    checks.square(B, "B")
-    checks.alike(B, "B", A, "A")
-    checks.together(B.shape[:-2], "B", A.shape[:-2], "A")
-    alpha = float(checks.number(alpha, "alpha must be a finite number"))
+    arguments.square(A, "A")
+    arguments.square(B, "B")
+    arguments.alike(B, "B", A, "A")
+    arguments.together(B.shape[:-2], "B", A.shape[:-2], "A")
+    alpha = float(arguments.number(alpha, "alpha must be a finite number"))
     return (_condition_number(A, "A") * _condition_number(B, "B")).pow(alpha)
 
 
 def oas_condition_bound(d: int, intensity: float | Tensor) -> float | Tensor:
     """κ₂(OAS(S)) ≤ (d − (d−1)λ)/λ for λ > 0 and tr(S) > 0 (Equation 19)."""
-    checks.number(d, "d must be a whole number >= 1", 1, whole=True)
+    arguments.number(d, "d must be a whole number >= 1", 1, whole=True)
     if isinstance(intensity, Tensor):
-        checks.floating(intensity, "intensity", "[...]", 0)
+        arguments.floating(intensity, "intensity", "[...]", 0)
         size = float(d)  # a tensor takes no whole number beyond its own
         return (size - (size - 1) * intensity) / intensity
-    intensity = checks.number(intensity, "intensity must be a number > 0", checks.LEAST)
+    intensity = arguments.number(intensity, "intensity must be a number > 0", arguments.LEAST)
     return (d - (d - 1) * intensity) / intensity
 
 
@@ -72,24 +72,24 @@ def cached_efficiency_bound(
     """
     drift_left = _drift(left, cached_left, "left")
     drift_right = _drift(right, cached_right, "right")
-    checks.alike(right, "right", left, "left")
-    checks.together(drift_right.shape[:-2], "right", drift_left.shape[:-2], "left")
+    arguments.alike(right, "right", left, "left")
+    arguments.together(drift_right.shape[:-2], "right", drift_left.shape[:-2], "left")
     return 1 / (_condition_number(drift_left, "left") * _condition_number(drift_right, "right"))
 
 
 def _drift(P: Tensor, cached: Tensor, name: str) -> Tensor:
     """P⁻¹P̃."""
-    checks.square(P, name)
-    checks.square(cached, f"cached_{name}")
+    arguments.square(P, name)
+    arguments.square(cached, f"cached_{name}")
     # A stack of vectors to torch, were there fewer dimensions than P has.
-    cached = checks.sided(cached, P, None, (f"cached_{name}", name, ""))
-    checks.not_empty(P, name)
+    cached = arguments.sided(cached, P, None, (f"cached_{name}", name, ""))
+    arguments.not_empty(P, name)
     return attempt(torch.linalg.solve, P, cached)
 
 
 def softmax_fisher(p: Tensor) -> Tensor:
     """B_{F,z} = Diag(p) − ppᵀ: Fisher and GGN factor of the logits, p [..., c]."""
-    checks.floating(p, "p", "[..., c]", 1)
+    arguments.floating(p, "p", "[..., c]", 1)
     return torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
 
 
@@ -111,29 +111,29 @@ def observed_label_mismatch_bound(q: Tensor, p: Tensor, jacobian: Tensor | None 
     bound = 3 * torch.linalg.vector_norm(_residual(q, p), dim=-1)
     if jacobian is None:
         return bound
-    checks.matrix(jacobian, "jacobian")
-    checks.decomposable(jacobian, "jacobian")
-    checks.not_empty(jacobian, "jacobian")
+    arguments.matrix(jacobian, "jacobian")
+    arguments.decomposable(jacobian, "jacobian")
+    arguments.not_empty(jacobian, "jacobian")
     if jacobian.shape[-2] != p.shape[-1]:
         raise ValueError(
             f"jacobian must be [..., {p.shape[-1]}, k], a row for each class, "
             f"got shape {tuple(jacobian.shape)}"
         )
-    checks.same_device(jacobian, "jacobian", p, "p")
-    checks.together(jacobian.shape[:-2], "jacobian", bound.shape, "p")
+    arguments.same_device(jacobian, "jacobian", p, "p")
+    arguments.together(jacobian.shape[:-2], "jacobian", bound.shape, "p")
     return bound * attempt(torch.linalg.matrix_norm, jacobian, ord=2).square()
 
 
 def _residual(q: Tensor, p: Tensor) -> Tensor:
     """Q − p, of labels that may be whole numbers."""
-    checks.floating(p, "p", "[..., c]", 1)
-    checks.tensor(q, "q")
+    arguments.floating(p, "p", "[..., c]", 1)
+    arguments.tensor(q, "q")
     if q.is_complex() or q.dtype is torch.bool:
         raise ValueError(f"q needs real numbers, got {q.dtype}")
     if not q.ndim or q.shape[-1] != p.shape[-1]:
         raise ValueError(f"q must be [..., {p.shape[-1]}] as p is, got shape {tuple(q.shape)}")
-    checks.same_device(q, "q", p, "p")
-    checks.together(q.shape, "q", p.shape, "p")
+    arguments.same_device(q, "q", p, "p")
+    arguments.together(q.shape, "q", p.shape, "p")
     return q - p
 
 
@@ -157,5 +157,5 @@ def sparse_lag(beta: float, every: int) -> float:
 
 
 def _clock(beta: float, every: int) -> float:
-    checks.number(every, "every must be a whole number >= 1", 1, whole=True)
-    return float(checks.number(beta, "beta must be a number in [0, 1)", 0, 1))
+    arguments.number(every, "every must be a whole number >= 1", 1, whole=True)
+    return float(arguments.number(beta, "beta must be a number in [0, 1)", 0, 1))

@@ -1,40 +1,35 @@
-"""Activation and backward moments: A = E[xxᵀ] and B = E[δδᵀ], averaged, then made into maps."""
+"""Activation and backward moments, Equation (9): averaged into factors, then made into maps."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from gomuon.batching import alike
-from gomuon.functional import oas, shrink
-from gomuon.functional.linalg import decompose
-from gomuon.functional.spreading import concurrently
-from gomuon.geometry.base import (
-    Geometry,
-    Group,
-    due,
-    guarded,
-    guarded_roots,
-    identity_like,
-    is_finite,
-    keep,
-    trace_mean,
-)
-from gomuon.layers import Layer
-from gomuon.probes import Moment
-from gomuon.settings import sides
-from gomuon.stacks import Stack
+from gomuon.functional.factors import guarded_roots, oas, shrink
+from gomuon.functional.linalg import finite_factors, identity_like, trace_mean
+from gomuon.geometry.base import Geometry, Group
+from gomuon.moments import Moment
+from gomuon.parameters.stacks import Layer, Stack, alike
+from gomuon.parameters.state import Count, Entries, both_sides
+from gomuon.threads.spreading import concurrently
 
 Side = Literal["left", "right"]
-Maps = Callable[[Sequence[Layer], Group], list[Layer]]
+Maps = Callable[[Sequence[Layer], Group], list[Layer]]  # returns the layers that got no maps
+Function = Callable[[Tensor], list[Tensor | None]]  # of a batch of factors; None where it failed
+Keep = Callable[[Layer, Tensor | None], bool]  # whether the layer could take the result
+
+
+def sides(alpha: float | tuple[float, float]) -> tuple[float, float]:
+    """α of the left (output, B) and of the right (input, A) side."""
+    return (alpha[0], alpha[1]) if isinstance(alpha, (tuple, list)) else (alpha, alpha)
 
 
 @dataclass(frozen=True)
 class CapturedMoments(Geometry):
-    """Captured factors on one clock, their maps on another.
+    """Factors A and B from captured moments, and maps made of them.
 
     Args:
         maps: what is made of the factors.
@@ -55,26 +50,35 @@ class CapturedMoments(Geometry):
     shrunk: bool = False
     description: str = "activation/backward moments"
 
+    entries: ClassVar[Entries] = {
+        "left_seen": Count(of_step=True),
+        "right_seen": Count(of_step=True),
+        **both_sides("factor", one_for="strip", numbers="semidefinite"),
+        **both_sides("map", one_for="either"),
+        **both_sides("basis", one_for="either", numbers="cosines"),
+        **both_sides("values", form="values", one_for="either", numbers="not negative"),
+    }
+
     def captured_sides(self, group: Group) -> tuple[bool, bool]:
         left, right = sides(group["alpha"]) if "alpha" in group else (1.0, 1.0)
         return left > 0 and self.only != "right", right > 0
 
-    def capture_due(self, group: Group, lag: float = 0.0) -> bool:
-        clock = "statistics_every" if "statistics_every" in group else "refresh_every"
-        return due(group, clock, lag)
-
-    def before(self, stacks: Sequence[Stack], group: Group) -> list[Layer]:
-        failed: list[Layer] = []
-        layers = [layer for stack in stacks for layer in stack.layers]
+    def observe(
+        self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group
+    ) -> Sequence[Layer]:
+        """A_t, B_t and B̄_t, Equations (27) and (28)."""
         left, right = self.captured_sides(group)
-        observed = [layer for layer in layers if self.capture_due(group, layer.lag)]
-        failed += self._observe("right", observed, group) if right else []
-        failed += self._observe("left", observed, group) if left else []
-        failed += self.maps([layer for layer in layers if due(group, lag=layer.lag)], group)
+        failed = self._observe("right", due, group) if right else []
+        return failed + (self._observe("left", due, group) if left else [])
+
+    def renew(self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group) -> Sequence[Layer]:
+        """P_A and P_B, Equation (29)."""
+        failed = self.maps(due, group)
         if group.get(self.inputs_decay) is None:
-            for layer in layers:  # sampled and held: nothing of A outlives its map
-                layer.state.pop("right_factor", None)
-                layer.state.pop("right_seen", None)
+            for stack in stacks:  # A is sampled and held: once its map is made, A is not needed
+                for layer in stack.layers:
+                    layer.state.pop("right_factor", None)
+                    layer.state.pop("right_seen", None)
         return failed
 
     def _observe(self, side: Side, layers: Sequence[Layer], group: Group) -> list[Layer]:
@@ -86,7 +90,7 @@ class CapturedMoments(Geometry):
         failed: list[Layer] = []
         for batch in alike(together, lambda same: (_key(_total(same[0], side)), _cut(same[0]))):
             observed = self._observations(side, [same[0] for same in batch], group)
-            usable = is_finite(observed).tolist()
+            usable = finite_factors(observed).tolist()
             for same, S, good in zip(batch, observed, usable, strict=True):
                 if good:
                     factor = self._averaged(side, same[0], S, group)
@@ -98,24 +102,24 @@ class CapturedMoments(Geometry):
         return failed
 
     def _observations(self, side: Side, layers: Sequence[Layer], group: Group) -> Tensor:
-        """Â or B̂ of each layer, [layers, blocks of that side, d, d]."""
+        """Â or B̂ of each layer, Equation (9), shrunk as in (21); [layers, blocks, d, d]."""
         total = torch.stack([_total(layer, side) for layer in layers])
         count = torch.stack([_present(_moment(layer, side)).count for layer in layers])
         weight = count[(...,) + (None,) * (total.ndim - 1)].to(total.dtype)
         scale = 1 / weight
         if side == "left" and group["loss_reduction"] == "mean":
-            # The loss averaged over N rows, so g_i = δ_i/N. Undone here, a short last batch enters
-            # the average with the weight of any other.
+            # The loss is a mean over N rows, so g_i = δ_i/N. Undoing that here gives a short last
+            # batch the same weight in the average as any other.
             uses = torch.stack([_present(_moment(layer, side)).uses for layer in layers])
             scale = scale * uses.view_as(weight).square().to(total.dtype)
         mean = total * scale
         if mean.ndim == 3:  # not already one moment per group of a convolution
-            spec = layers[0].spec
-            mean = _diagonal_blocks(mean, spec.rows if side == "left" else spec.columns)
+            first = layers[0]
+            mean = _diagonal_blocks(mean, first.rows if side == "left" else first.columns)
         return _shrunk(mean, count[:, None], group["shrinkage"]) if self.shrunk else mean
 
     def _averaged(self, side: Side, layer: Layer, observed: Tensor, group: Group) -> Tensor:
-        """The first observation starts the average, unless it has a start of its own."""
+        """B̄_t ← β^K B̄ + (1 − β^K) B_t, Equations (22), (28); the first B_t starts the average."""
         beta = group.get(self.inputs_decay if side == "right" else "factor_decay")
         factor = layer.state.get(f"{side}_factor")
         if factor is None and self.start is not None:
@@ -125,123 +129,65 @@ class CapturedMoments(Geometry):
         if factor is None:
             return observed.clone()  # not a view, which would keep the whole batch alive
         waited = group["step"] - layer.state.get(f"{side}_seen", 0) if self.elapsed else 1
-        # Not in place: a layer that has shared it and no longer does keeps its own.
+        # Not in place: a layer that no longer shares this factor keeps its own.
         return factor.mul(beta**waited).add(observed, alpha=1 - beta**waited)
 
 
 def root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
-    """P_B = B̄^(−α), P_A = A^(−α)."""
+    """P_B = B̄^(−α), P_A = A^(−α), Equation (29) at α = ¼."""
     powers = zip(("left", "right"), sides(group["alpha"]), strict=True)
     jobs = [
         job
         for side, alpha in powers
         if alpha > 0
-        for job in _each_map(layers, side, partial(guarded_roots, power=alpha))
+        for job in map_jobs(layers, side, partial(guarded_roots, power=alpha))
     ]
-    return _done(jobs)
-
-
-def ridge_inverse_map(layers: Sequence[Layer], group: Group) -> list[Layer]:
-    """P_A = (A + (d·tr(A)/n + 1e-8)·I)⁻¹."""
-
-    def inverse(S: Tensor) -> Tensor:
-        ridge = group["damping"] * trace_mean(S) + 1e-8
-        return torch.linalg.inv(S + ridge * identity_like(S))
-
-    return _done(_each_map(layers, "right", lambda S: guarded(inverse, S)))
-
-
-def eigen_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
-    """Eigenvectors and eigenvalues of both factors."""
-
-    # Packed as one tensor [values; vectors], because a guard sees one result per factor.
-    def packed(S: Tensor) -> Tensor:
-        values, vectors = decompose(torch.linalg.eigh, S)
-        return torch.cat([values.unsqueeze(-2), vectors], dim=-2)
-
-    def unpacked(side: str, layer: Layer, eigen: Tensor | None) -> list[Layer]:
-        if eigen is None:
-            return [layer]
-        # Rounding makes zeros negative, and a product of two may outweigh the damping.
-        values, basis = eigen[..., 0, :].clamp_min(0), eigen[..., 1:, :].clone()
-        return keep(layer, f"{side}_values", values) + keep(layer, f"{side}_basis", basis)
-
-    failed = []
-    for side in ("left", "right"):
-        jobs = _each_factor(layers, side, lambda S: guarded(packed, S), partial(unpacked, side))
-        failed += _done(jobs)
-    return failed
-
-
-def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
-    """(A + π√λ·I)^(−½) and (B + √λ/π·I)^(−½) with π² = (tr A/n)/(tr B/m)."""
-    failed = []
-    root = group["damping"] ** 0.5
-    for layer in layers:
-        # For each block: every pair of a row's B and a column's A has a π of its own.
-        A, B = layer.spread("right_factor", "right"), layer.spread("left_factor", "left")
-        if A is None or B is None:
-            continue
-        ratio = trace_mean(A) / trace_mean(B)
-        pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
-        A, B = A + pi * root * identity_like(A), B + root / pi * identity_like(B)
-        for name, factor in (("right_map", A), ("left_map", B)):
-            failed += keep(layer, name, guarded_roots(factor.unsqueeze(0), 0.5)[0])
-    return failed
-
-
-Keep = Callable[[Layer, Tensor | None], list[Layer]]  # returns the layer if there is no result
+    return run(jobs)
 
 
 @dataclass(frozen=True)
-class _Job:
-    """Make something of factors of one shape, each for all the layers that share it."""
+class Job:
+    """Apply a function to factors of one shape; each result is for all layers that share it."""
 
     factors: Sequence[Tensor]
     layers: Sequence[Sequence[Layer]]
-    function: Callable[[Tensor], list[Tensor | None]]
+    function: Function
     keep: Keep
 
     def __call__(self) -> list[Tensor | None]:
         return self.function(torch.stack(list(self.factors)))
 
 
-def _each_map(
-    layers: Sequence[Layer], side: str, function: Callable[[Tensor], list[Tensor | None]]
-) -> list[_Job]:
-    """How to make `{side}_map` of every factor."""
+def map_jobs(layers: Sequence[Layer], side: str, function: Function) -> list[Job]:
+    """Jobs that make `{side}_map` of every factor."""
     name = f"{side}_map"
-    return _each_factor(layers, side, function, lambda layer, made: keep(layer, name, made))
+    return factor_jobs(layers, side, function, lambda layer, made: layer.set_map(name, made))
 
 
-def _each_factor(
-    layers: Sequence[Layer],
-    side: str,
-    function: Callable[[Tensor], list[Tensor | None]],
-    keep: Keep,
-) -> list[_Job]:
-    """How to make something of every factor of a side, once for layers that share it."""
+def factor_jobs(layers: Sequence[Layer], side: str, function: Function, keep: Keep) -> list[Job]:
+    """Jobs that make something of every factor of a side, once for layers that share it."""
     known = [layer for layer in layers if f"{side}_factor" in layer.state]
     shared = alike(known, lambda layer: id(layer.state[f"{side}_factor"]))
     return [
-        _Job([same[0].state[f"{side}_factor"] for same in batch], batch, function, keep)
+        Job([same[0].state[f"{side}_factor"] for same in batch], batch, function, keep)
         for batch in alike(shared, lambda same: _key(same[0].state[f"{side}_factor"]))
     ]
 
 
-def _done(jobs: Sequence[_Job]) -> list[Layer]:
-    """Do them, the largest matrices first, and return the layers that could not be served."""
+def run(jobs: Sequence[Job]) -> list[Layer]:
+    """Do the jobs, the largest matrices first; returns the layers that got no result."""
     jobs = sorted(jobs, key=lambda job: -job.factors[0].shape[-1])
-    failed: list[Layer] = []
-    for job, results in zip(jobs, concurrently(jobs), strict=True):
-        for same, result in zip(job.layers, results, strict=True):
-            for layer in same:
-                failed += job.keep(layer, result)
-    return failed
+    return [
+        layer
+        for job, results in zip(jobs, concurrently(jobs), strict=True)
+        for same, result in zip(job.layers, results, strict=True)
+        for layer in same
+        if not job.keep(layer, result)
+    ]
 
 
 def _cut(layer: Layer) -> tuple[int, int]:
-    return layer.spec.rows, layer.spec.columns
+    return layer.rows, layer.columns
 
 
 def _key(S: Tensor) -> tuple[object, ...]:
@@ -255,7 +201,7 @@ def _moment(layer: Layer, side: Side) -> Moment | None:
 
 
 def _has_rows(moment: Moment | None) -> bool:
-    """Whether anything was seen; a layer called with no rows was not."""
+    """Whether anything was seen; a layer called with zero rows saw nothing."""
     return moment is not None and bool(moment.count)
 
 

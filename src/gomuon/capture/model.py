@@ -1,0 +1,350 @@
+"""The capture of a model: hooks placed on its layers, gated before each step, read and removed."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gomuon.capture.hooks import CapturedModule, LayerHook
+from gomuon.capture.placed import remove_inert_hooks
+from gomuon.capture.shared_inputs import SharedInputs, Term
+from gomuon.moments import Moment, MomentShapes, Statistics
+from gomuon.parameters.groups import is_matrix
+from gomuon.parameters.layout import Layout
+from gomuon.parameters.rows import ConvRows, Sampling, is_transposed_linear, rows_for
+from gomuon.parameters.sharding import is_sharded
+from gomuon.parameters.specs import PLAIN
+
+Group = Mapping[str, Any]
+IsDue = Callable[[float], bool]  # whether layers of a phase refresh in the coming step
+
+
+def captured_modules(
+    model: nn.Module, sampling: Callable[[Tensor], Sampling]
+) -> dict[Tensor, list[CapturedModule]]:
+    """Modules whose input and output gradient can be captured, by weight."""
+    modules: dict[Tensor, list[CapturedModule]] = {}
+    for module in model.modules():
+        weight = getattr(module, "weight", None)
+        if not isinstance(weight, nn.Parameter) or not weight.numel():
+            continue
+        rows = rows_for(module, sampling(weight))
+        if rows is None:
+            continue
+        m, n = weight.shape[0], weight.numel() // weight.shape[0]
+        m, n = (n, m) if is_transposed_linear(module) else (m, n)
+        n += rows.sampling.ones
+        groups = (rows.groups,) if isinstance(rows, ConvRows) and rows.groups > 1 else ()
+        m //= groups[0] if groups else 1
+        modules.setdefault(weight, []).append(
+            CapturedModule(module, rows, (*groups, n, n), (*groups, m, m))
+        )
+    return modules
+
+
+class GroupCapture:
+    """The hooks of one parameter group: placed, gated, read and removed together."""
+
+    def __init__(self) -> None:
+        self.shared = SharedInputs()
+        self.placed_for: object = None  # the settings its hooks were placed for
+        self._hooks: dict[Tensor, list[LayerHook]] = {}
+
+    def place(
+        self,
+        parameter: Tensor,
+        modules: Iterable[CapturedModule],
+        *,
+        inputs: bool,
+        gradients: bool,
+        phase: float = 0.0,
+        sharded: bool = False,
+    ) -> None:
+        """Hook every module whose weight is `parameter`; several if the weight is tied."""
+        for captured in modules:
+            hook = LayerHook(
+                self.shared,
+                parameter,
+                captured,
+                inputs=inputs,
+                gradients=gradients,
+                phase=phase,
+                sharded=sharded,
+            )
+            hook.handles.append(captured.module.register_forward_hook(hook, with_kwargs=True))
+            self._hooks.setdefault(parameter, []).append(hook)
+
+    def collect(self, loss_scale: float = 1.0, ranks: int = 1) -> dict[Tensor, Statistics]:
+        """Everything captured since the gate was set, by parameter: the sums of Equation (9).
+
+        δ is divided by `loss_scale`, what the loss was multiplied by before the backward pass, and
+        by the number of ranks, over which gradients are averaged after they were captured.
+        """
+        shared, sums = self.shared.terms(), dict[Any, Moment]()
+        return {
+            parameter: Statistics(
+                _sum(
+                    (
+                        term
+                        for hook in hooks
+                        for term in ((hook.inputs.moment, 1.0), *shared.get(hook, ()))
+                    ),
+                    sums,
+                ),
+                _unscaled(_sum(((_gradients(hook, loss_scale), 1.0) for hook in hooks), {}), ranks),
+            )
+            for parameter, hooks in self._hooks.items()
+            if any(hook.open for hook in hooks)
+        }
+
+    def shapes(self) -> dict[Tensor, MomentShapes]:
+        """Shapes of the moments wanted in this step, by parameter."""
+        return {
+            parameter: self._wanted(hooks[0])
+            for parameter, hooks in self._hooks.items()
+            if hooks[0].open
+        }
+
+    @staticmethod
+    def _wanted(hook: LayerHook) -> MomentShapes:
+        inputs, gradients = hook.shapes
+        return inputs if hook.wants_inputs else None, gradients if hook.wants_gradients else None
+
+    def identity_statistics(self, parameter: Tensor) -> Statistics:
+        """Moments that a layer's capture would have if all directions were seen equally often."""
+        hooks = self._hooks.get(parameter)
+        if not hooks:
+            return Statistics(None, None)
+        dtype, device = hooks[0].dtype, parameter.device
+
+        def moment(shape: tuple[int, ...] | None) -> Moment | None:
+            if shape is None:
+                return None
+            rows = torch.tensor(float(shape[-1]), dtype=torch.float64, device=device)
+            eye = torch.eye(shape[-1], dtype=dtype, device=device)
+            return Moment(rows * eye.expand(shape), rows, rows)
+
+        inputs, gradients = self._wanted(hooks[0])
+        return Statistics(moment(inputs), moment(gradients))
+
+    def use_gradients_of(self, loss: Tensor) -> None:
+        """Take output gradients from `loss` instead of the loss that is trained on."""
+        hooks = [
+            hook
+            for hooks in self._hooks.values()
+            for hook in hooks
+            if hook.wants_gradients and hook.open
+        ]
+        if not hooks:
+            return
+        probes = [leaf for hook in hooks for leaf in hook.gradients.leaves]
+        # Only the probes are asked for, so no weight's gradient is formed or changed.
+        found = torch.autograd.grad(loss, probes, retain_graph=True, allow_unused=True)
+        for hook, *sums in zip(hooks, found[::3], found[1::3], found[2::3], strict=True):
+            if all(part is not None for part in sums):
+                hook.substitute = _sum([(hook.substitute, 1.0), (Moment(*sums), 1.0)], {})
+
+    def gate(self, is_due: IsDue) -> None:
+        """Before the forward pass: open the hooks whose layers refresh in the coming step."""
+        self.shared.open = False
+        for hooks in self._hooks.values():
+            for hook in hooks:
+                hook.open = is_due(hook.phase)
+                self.shared.open |= hook.open
+        self.shared.clear()
+        self.forget_sums()
+
+    def forget_sums(self) -> None:
+        """Drop the statistics of backward passes, as `zero_grad` drops their gradients."""
+        self.shared.forget_sums()
+        for hooks in self._hooks.values():
+            for hook in hooks:
+                hook.forget_sums()
+
+    def remove(self) -> None:
+        """Take the hooks off the model."""
+        self.gate(lambda phase: False)
+        for hooks in self._hooks.values():
+            for hook in hooks:
+                hook.remove()
+        self._hooks.clear()
+
+
+class ModelCapture:
+    """What an optimizer captures of its model; one `GroupCapture` per parameter group.
+
+    Args:
+        layout: how parameters are cut; the phases of staggered layers are written into it.
+        sides: whether (output gradients, inputs) are captured for a group.
+        observes: whether the coming step observes a group's layers with a given phase.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        sides: Callable[[Group], tuple[bool, bool]],
+        observes: Callable[[Group, float], bool],
+    ) -> None:
+        self.model: nn.Module | None = None
+        self.groups: list[GroupCapture] = []
+        self.scaler: torch.amp.GradScaler | None = None
+        self._layout = layout
+        self._sides = sides
+        self._observes = observes
+
+    def attach(self, model: nn.Module, groups: Sequence[Group]) -> None:
+        """Place hooks on a model without wrappers, in place of all others."""
+        self.remove()
+        self.model = model
+        remove_inert_hooks(model)
+        for index, group in enumerate(groups):
+            self.place(index, group)
+        self.gate(groups)
+
+    def add_group(self, index: int, group: Group) -> None:
+        """Place and gate the hooks of a group that was added."""
+        self.place(index, group)
+        self.groups[index].gate(partial(self._observes, group))
+
+    def captures(self, group: Group) -> bool:
+        """Whether anything is captured for a group."""
+        return any(self._sides(group))
+
+    def place(self, index: int, group: Group) -> None:
+        """Place a group's hooks, in place of those it has."""
+        capture, layout = self.groups[index], self._layout
+        capture.remove()
+        capture.placed_for = self._settings(group)
+        for parameter in group["params"]:
+            layout.phases.pop(parameter, None)
+        gradients, inputs = self._sides(group)
+        if self.model is None or not (gradients or inputs):
+            return
+
+        def sampling(weight: Tensor) -> Sampling:
+            ones = layout.specs.get(weight, PLAIN).bias is not None
+            return Sampling(group["token_stride"], group["token_skip"], group["reduce"], ones)
+
+        modules = captured_modules(self.model, sampling)
+        captured = [p for p in group["params"] if is_matrix(group, p) and p in modules]
+        if group.get("stagger"):
+            layout.phases.update(zip(captured, spread_phases(captured), strict=True))
+        for parameter in captured:
+            capture.place(
+                parameter,
+                modules[parameter],
+                inputs=inputs,
+                gradients=gradients,
+                phase=layout.phases.get(parameter, 0.0),
+                sharded=is_sharded(parameter),
+            )
+
+    def _settings(self, group: Group) -> tuple[Any, ...]:
+        """The settings that a group's hooks depend on."""
+        names = ("token_stride", "token_skip", "reduce", "stagger")
+        return (*self._sides(group), *(group.get(name) for name in names))
+
+    def gate(self, groups: Sequence[Group]) -> list[int]:
+        """Before a forward pass: open the hooks of layers that the coming step refreshes.
+
+        Returns the groups whose hooks were placed again, because their settings have changed.
+        """
+        changed = []
+        for index, (capture, group) in enumerate(zip(self.groups, groups, strict=True)):
+            if self.model is not None and capture.placed_for != self._settings(group):
+                self.place(index, group)
+                changed.append(index)
+            capture.gate(partial(self._observes, group))
+        return changed
+
+    @property
+    def is_open(self) -> bool:
+        """Whether anything is captured in this step."""
+        return any(capture.shared.open for capture in self.groups)
+
+    def collect(self, ranks: int) -> dict[int, dict[Tensor, Statistics]]:
+        """What this rank captured in this step, by group; closed groups are left out."""
+        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
+        return {
+            index: capture.collect(scale, ranks)
+            for index, capture in enumerate(self.groups)
+            if capture.shared.open
+        }
+
+    def shapes(self, index: int) -> dict[Tensor, MomentShapes]:
+        """Shapes of the moments a group captures in this step, by parameter."""
+        return self.groups[index].shapes()
+
+    def forget_sums(self) -> None:
+        """Drop the statistics of backward passes, as `zero_grad` drops their gradients."""
+        for capture in self.groups:
+            capture.forget_sums()
+
+    def use_gradients_of(self, loss: Tensor) -> None:
+        """Take output gradients from `loss` instead of the loss that is trained on."""
+        for capture in self.groups:
+            capture.use_gradients_of(loss)
+
+    @contextmanager
+    def masked(self, mask: Tensor) -> Iterator[None]:
+        """Leave out positions where the mask is zero, for forward passes inside the context."""
+        with ExitStack() as masks:
+            for capture in self.groups:
+                masks.enter_context(capture.shared.masked(mask))
+            yield
+
+    def remove(self) -> None:
+        """Take every hook off the model."""
+        remove_hooks(self.groups)
+        self.model = None
+
+
+def remove_hooks(groups: Iterable[GroupCapture]) -> None:
+    """Take the hooks of all groups off the model."""
+    for capture in groups:
+        capture.remove()
+
+
+def spread_phases(parameters: Sequence[Tensor]) -> list[float]:
+    """Phases in [0, 1) that spread refreshes evenly by cost over an interval.
+
+    In the model's order, so that neighbours, which may share their inputs, mostly stay together.
+    """
+    sides = [(p.shape[0], p.numel() // p.shape[0]) for p in parameters]
+    costs = [float(m**3 + n**3) for m, n in sides]
+    middles = [sum(costs[:i]) + cost / 2 for i, cost in enumerate(costs)]
+    return [middle / sum(costs) for middle in middles]
+
+
+def _gradients(hook: LayerHook, loss_scale: float) -> Moment | None:
+    """A hook's Σ δ δᵀ without the loss's scale; a substitute's loss was never scaled."""
+    if hook.substitute is not None:
+        return hook.substitute
+    return _unscaled(hook.gradients.moment, loss_scale)
+
+
+def _unscaled(moment: Moment | None, scale: float) -> Moment | None:
+    if moment is None or scale == 1:
+        return moment
+    return Moment(moment.total / scale**2, moment.count, moment.uses)
+
+
+def _sum(terms: Iterable[Term], cache: dict[Any, Moment]) -> Moment | None:
+    """Σ times·moment; the same object for the same sum, so that it stays recognisable as shared."""
+    present = [(moment, times) for moment, times in terms if moment is not None]
+    if not present:
+        return None
+    key = tuple((id(moment.total), times) for moment, times in present)
+    if key not in cache:
+        if len(present) == 1 and present[0][1] == 1:
+            cache[key] = present[0][0]
+        else:
+            cache[key] = Moment(
+                torch.stack([moment.total * times for moment, times in present]).sum(0),
+                torch.stack([moment.count * times for moment, times in present]).sum(),
+                torch.stack([moment.uses * times for moment, times in present]).sum(),
+            )
+    return cache[key]

@@ -1,0 +1,132 @@
+"""The tap: statistics as gradients of probe tensors.
+
+A tap passes a layer's output through an identity whose backward returns xᵀx, gᵀg and their row
+counts as *gradients of probe tensors*. Autograd then does the book-keeping: it adds up
+micro-batches and repeated calls, counts once under activation checkpointing, and visits only what
+the loss reaches.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gomuon.moments import Moment, Shape
+from gomuon.parameters.rows import Rows, moment
+
+
+def leaf(dtype: torch.dtype, device: torch.device, *shape: int) -> Tensor:
+    """A probe: a leaf whose gradient autograd will fill.
+
+    Expanded from one element, it has a moment's shape without its memory.
+    """
+    return torch.zeros((), dtype=dtype, device=device).expand(shape).requires_grad_()
+
+
+class Probe:
+    """Leaves for a moment, for its count and for its uses."""
+
+    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+        self.total = leaf(dtype, device, *shape)
+        self.count = leaf(torch.float64, device)
+        self.uses = leaf(torch.float64, device)
+
+    @property
+    def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.total, self.count, self.uses
+
+    @property
+    def moment(self) -> Moment | None:
+        if self.total.grad is None:
+            return None
+        count = gradient(self.count)
+        uses = self.uses.grad
+        return Moment(self.total.grad, count, count if uses is None else uses)
+
+    def clear(self) -> None:
+        for probe in self.leaves:
+            probe.grad = None
+
+
+class Tap(torch.autograd.Function):
+    """The identity on y; its backward returns moments and counts as the gradients of the probes."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        y: Tensor,
+        x: Tensor | None,
+        mask: Tensor | None,
+        rows: Rows,
+        forms: Callable[[], bool] | None,
+        inputs_total: Tensor | None,
+        inputs_count: Tensor | None,
+        gradients_total: Tensor | None,
+        gradients_count: Tensor | None,
+        gradients_uses: Tensor | None,
+    ) -> Tensor:
+        # x is the tensor the layer itself keeps: no extra memory. (Under autocast the layer keeps
+        # a rounded copy instead.)
+        traced = torch.compiler.is_compiling()
+        ctx.save_for_backward(x, mask if traced else None)
+        # Not saved with x: checkpointing saves that again, perhaps under another mask. A copy,
+        # because the user may write to the mask.
+        ctx.mask = None if mask is None or traced else mask.clone()
+        ctx.rows, ctx.forms = rows, forms
+        ctx.dtypes = tuple(
+            None if probe is None else probe.dtype
+            for probe in (inputs_total, inputs_count, gradients_total)
+        )
+        # Not a view: in-place activations may write to it. Nothing else keeps y.
+        return y.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        inputs_dtype, count_dtype, gradients_dtype = ctx.dtypes
+        if not torch.compiler.is_compiling() and _is_batched(g):
+            # A batch of gradients, as for a Jacobian: these never reach the weights.
+            return g, *[None] * 9
+        x, mask = ctx.saved_tensors
+        mask = mask if ctx.mask is None else ctx.mask
+        rows_g = ctx.rows.gradients(g.detach())
+        # Of the layers that read one tensor, the first one backward comes to forms its moment.
+        forms = inputs_dtype is not None and (ctx.forms is None or ctx.forms())
+        rows_x = ctx.rows.inputs(x.detach()) if forms else None
+        if mask is None:
+            count, uses = (
+                torch.full((), number, dtype=torch.float64, device=g.device)
+                for number in (rows_g.shape[-2], ctx.rows.uses(g))
+            )
+        else:
+            wanted = ctx.rows.mask_rows(mask.to(g.dtype))  # one or zero per row
+            rows_g, rows_x = rows_g * wanted, None if rows_x is None else rows_x * wanted
+            count, uses = wanted.sum(dtype=torch.float64), mask.sum(dtype=torch.float64)
+        A = None if rows_x is None else moment(rows_x, inputs_dtype)
+        gradients: tuple[Tensor | None, ...] = (None, None, None)
+        if gradients_dtype:
+            gradients = (moment(rows_g, gradients_dtype), count, uses)
+        return g, None, None, None, None, A, count if count_dtype else None, *gradients
+
+
+def _is_batched(g: Tensor) -> bool:
+    """Whether g is a batch of gradients, from `is_grads_batched` or torch.vmap."""
+    return bool(
+        torch._C._are_functorch_transforms_active()
+        or torch._C._functorch.is_legacy_batchedtensor(g)
+    )
+
+
+def backward_pass() -> int:
+    """The number of the backward pass running in this thread; −1 if there is none."""
+    return int(torch._C._current_graph_task_id())
+
+
+def in_backward() -> bool:
+    """Whether a forward pass is a recomputation by activation checkpointing."""
+    return backward_pass() != -1
+
+
+def gradient(probe: Tensor) -> Tensor:
+    assert probe.grad is not None
+    return probe.grad

@@ -1,0 +1,176 @@
+"""The store: what an optimizer saves, which checkpoints fit it, and the state that comes back."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gomuon.checkpoints.entries import Place, check_numbers, check_together, checked
+from gomuon.checkpoints.groups import check_method, check_structure, fitted_group
+from gomuon.errors import shown
+from gomuon.methods.recipe import Recipe
+from gomuon.parameters.groups import parameter_name
+from gomuon.parameters.sharding import is_sharded
+from gomuon.parameters.state import EVERY_METHOD, Cut, Side, is_blank
+
+FORMAT = 1
+_SHARDED = ("exp_avg", "exp_avg_sq")  # sharded as their parameter is; all else is its owner's
+Checkpoint = dict[str, Any]
+# From a format to the next one; a function may change the dict it is given, not what is in it.
+MIGRATIONS: dict[int, Callable[[Checkpoint], Checkpoint]] = {}
+
+Group = Mapping[str, Any]
+CutOf = Callable[[Tensor, Group], Cut]
+
+
+class Store:
+    """Saves and loads the state of one method's optimizers. It holds no state itself."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.entries = {**EVERY_METHOD, **recipe.geometry.entries}
+
+    def saved(self, state_dict: dict[str, Any]) -> Checkpoint:
+        """What torch's `state_dict` returned, completed: a format's number, the method's name."""
+        if state_dict["state"]:
+            # Biases that join their weights have no state of their own, nor have layers no loss has
+            # reached; torch.distributed.checkpoint takes their absence for a damaged checkpoint.
+            for group in state_dict["param_groups"]:
+                for saved_id in group["params"]:
+                    state_dict["state"].setdefault(saved_id, {})
+        return {**state_dict, "format": FORMAT, "method": self.recipe.name}
+
+    def fitted(self, groups: Sequence[Group], state_dict: Any, cut_of: CutOf) -> Checkpoint:
+        """The checkpoint as these groups can load it: today's format, their settings and order.
+
+        Parameters are matched by name where both sides have names, else by position as torch does.
+        Everything is checked here, before anything is replaced.
+
+        Args:
+            groups: the optimizer's.
+            state_dict: anything; it is not changed.
+            cut_of: how a parameter is cut into matrices in a group with given settings.
+
+        Raises:
+            ValueError: it does not fit; the message names the first reason.
+        """
+        checkpoint = migrated(state_dict)
+        check_structure(checkpoint)
+        saved_groups = checkpoint["param_groups"]
+        check_method(groups, checkpoint, self.recipe.name)
+        if len(saved_groups) != len(groups):
+            raise ValueError(
+                f"the checkpoint has {len(saved_groups)} parameter groups, the optimizer "
+                f"{len(groups)}"
+            )
+        fitting = [
+            fitted_group(index, group, saved, self.recipe)
+            for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True))
+        ]
+        checkpoint["param_groups"] = fitting
+        checkpoint["state"] = {
+            saved_id: self._fitted_entries(
+                checkpoint["state"][saved_id],
+                Place(
+                    name,
+                    parameter,
+                    cut_of(parameter, group),
+                    group["step"],
+                    finite=group["nonfinite"] != "allow",
+                ),
+            )
+            for saved_id, parameter, name, group in _pairs(groups, fitting)
+            if saved_id in checkpoint["state"]
+        }
+        return checkpoint
+
+    def _fitted_entries(self, saved: Mapping[Any, Any], place: Place) -> dict[str, Any]:
+        """A parameter's state as it is loaded.
+
+        Raises:
+            ValueError: an entry is missing, unknown, of another kind or shape, or out of range.
+        """
+        table = self.entries
+        entries = {}
+        # Memories first: a wrong one means another parameter, a wrong side means another cut.
+        for key in sorted(saved, key=lambda key: isinstance(table.get(key), Side)):
+            value = saved[key]
+            if isinstance(value, Mapping) and not value:
+                continue  # torch's placeholder for what a flat checkpoint lacks
+            if key not in table:
+                raise ValueError(
+                    f"the checkpoint has {shown(key)} in the state of {place.name!r}, which "
+                    f"{self.recipe.name} does not keep"
+                )
+            entries[key] = checked(key, value, table[key], place)
+        if not is_blank(entries):  # a blank state is all zero, and never loaded
+            check_together(entries, table, place.name)
+            for key in entries:
+                check_numbers(key, entries[key], table[key], place)
+        return entries
+
+    def restored(
+        self, groups: Sequence[Group], checkpoint: Checkpoint
+    ) -> dict[Tensor, dict[str, Any]]:
+        """The state of a fitted checkpoint, on each parameter's device and in its saved dtypes.
+
+        torch's own loading rounds float32 state of bfloat16 parameters to bfloat16. Geometry that
+        was one tensor when saved (a map shared by q, k and v) is one again.
+        """
+        copies: dict[tuple[int, torch.device], Tensor] = {}
+
+        def restore(key: str, value: Any, parameter: Tensor) -> Any:
+            if not isinstance(value, Tensor) or key == "step":  # torch's AdamW counts on the host
+                return value
+            if not isinstance(self.entries.get(key), Side):  # written to in place: a copy each
+                copy = value.detach().to(parameter.device, copy=True)
+                if key in _SHARDED and is_sharded(parameter) and not is_sharded(value):
+                    from gomuon.distributed.shards import placed
+
+                    return placed(copy, parameter)
+                return copy
+            where = (id(value), parameter.device)
+            if where not in copies:
+                copies[where] = value.detach().to(parameter.device, copy=True)
+            return copies[where]
+
+        return {
+            parameter: {key: restore(key, value, parameter) for key, value in entries.items()}
+            for saved_id, parameter, *_ in _pairs(groups, checkpoint["param_groups"])
+            for entries in [checkpoint["state"].get(saved_id)]
+            if entries and not is_blank(entries)
+        }
+
+
+def mapping(state_dict: Any) -> Checkpoint:
+    """A shallow copy of a checkpoint; raises a ValueError if it cannot be one."""
+    if not isinstance(state_dict, Mapping):
+        raise ValueError(f"a checkpoint is what state_dict() returns, got {shown(state_dict)}")
+    return dict(state_dict)
+
+
+def migrated(state_dict: Any) -> Checkpoint:
+    """A shallow copy in today's format; a checkpoint without a number has format 1."""
+    checkpoint = mapping(state_dict)
+    version = checkpoint.get("format", 1)
+    if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= FORMAT:
+        raise ValueError(
+            f"this checkpoint has format {shown(version)}; this gomuon reads formats 1 to "
+            f"{FORMAT}: install a newer one"
+        )
+    for old in range(version, FORMAT):
+        checkpoint = MIGRATIONS[old](checkpoint)
+    return {**checkpoint, "format": FORMAT}
+
+
+def _pairs(
+    groups: Sequence[Group], saved_groups: Sequence[Group]
+) -> list[tuple[int | str, Tensor, str, Group]]:
+    return [
+        (saved_id, parameter, parameter_name(group, index, position), saved)
+        for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True))
+        for position, (saved_id, parameter) in enumerate(
+            zip(saved["params"], group["params"], strict=True)
+        )
+    ]

@@ -1,0 +1,83 @@
+"""Tensors between ranks, as bytes: one message for each pair of ranks."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gomuon.errors import RankError
+
+
+class Swap:
+    """An exchange of tensors between all ranks that has been started.
+
+    Args:
+        group: the process group.
+        device: where messages are made.
+        outgoing: the tensors for each rank.
+        incoming: the number of bytes that come from each rank.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None,
+        device: torch.device,
+        outgoing: Sequence[Sequence[Tensor]],
+        incoming: Sequence[int],
+    ) -> None:
+        parts = [_bytes(tensor) for tensors in outgoing for tensor in tensors]
+        sizes = [sum(t.numel() * t.element_size() for t in tensors) for tensors in outgoing]
+        empty = torch.empty(0, dtype=torch.uint8, device=device)
+        self._sent = torch.cat([empty, *parts])
+        self._sizes = list(incoming)
+        self._buffer = torch.empty(sum(incoming), dtype=torch.uint8, device=device)
+        with explained_failure():
+            self._work = dist.all_to_all_single(
+                self._buffer, self._sent, self._sizes, sizes, group=group, async_op=True
+            )
+
+    def wait(self) -> list["Inbox"]:
+        """What has arrived, by rank."""
+        with explained_failure():
+            self._work.wait()
+        return [Inbox(part) for part in self._buffer.split(self._sizes)]
+
+
+class Inbox:
+    """The bytes from one rank, read in the order they were written."""
+
+    def __init__(self, buffer: Tensor) -> None:
+        self._buffer = buffer
+        self._read = 0
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The next tensor, of this shape and dtype."""
+        size = size_of(shape, dtype)
+        part = self._buffer[self._read : self._read + size]
+        self._read += size
+        # A copy, because a tensor of wider elements may not begin at any byte.
+        return part.clone().view(dtype).view(tuple(shape))
+
+
+def size_of(shape: Sequence[int], dtype: torch.dtype) -> int:
+    """Bytes of a dense tensor."""
+    return torch.Size(shape).numel() * dtype.itemsize
+
+
+def _bytes(tensor: Tensor) -> Tensor:
+    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+@contextmanager
+def explained_failure() -> Iterator[None]:
+    """Turn a backend's failure into one that says what it means for the optimizer."""
+    try:
+        yield
+    except (RuntimeError, ValueError) as failure:
+        raise RankError(
+            "a message between ranks failed in the optimizer's step: a rank has died, or did not "
+            "arrive within the process group's time-out. The step is incomplete; go on from the "
+            f"last checkpoint. The backend says: {failure}"
+        ) from failure

@@ -1,0 +1,139 @@
+"""Captured sums over all ranks: to each matrix's owner, or to every rank.
+
+All ranks plan the same slots in the same order. A rank that saw nothing of a layer adds zeros.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gomuon.distributed.messages import size_of
+from gomuon.distributed.ranks import Ranks
+from gomuon.functional.linalg import working_dtype
+from gomuon.moments import Moment, MomentShapes, Shape, Statistics
+
+SIDES = ("inputs", "gradients")
+
+
+@dataclass(frozen=True)
+class Slot:
+    """One sum that is sent.
+
+    Attributes:
+        parameters: the layers it is for; several if they read the same inputs.
+        side: "inputs" or "gradients".
+        owner: the rank that gets it; None if all do.
+        shape: the moment's shape.
+        dtype: the moment's dtype.
+        mine: this rank's part; None if it saw nothing.
+    """
+
+    parameters: list[Tensor]
+    side: str
+    owner: int | None
+    shape: Shape
+    dtype: torch.dtype
+    mine: Moment | None
+
+
+def slots_of(
+    owners: Mapping[Tensor, int | None],
+    seen: Mapping[Tensor, Statistics],
+    wanted: Mapping[Tensor, MomentShapes],
+    *,
+    inputs_agree: bool,
+) -> list[Slot]:
+    """What is sent, in the order of `owners`.
+
+    `inputs_agree` says that all ranks agree on which layers read the same inputs. Such layers'
+    inputs are then sent once to each owner; otherwise every layer's are sent.
+    """
+    slots: list[Slot] = []
+    leaders: dict[tuple[int, int | None], int] = {}
+    for parameter, owner in owners.items():
+        mine = seen.get(parameter, Statistics(None, None))
+        shapes = wanted.get(parameter, (None, None))
+        for side, shape in zip(SIDES, shapes, strict=True):
+            if shape is None:
+                continue
+            moment: Moment | None = getattr(mine, side)
+            if side == "inputs" and inputs_agree and moment is not None:
+                leader = leaders.setdefault((id(moment), owner), len(slots))
+                if leader < len(slots):
+                    slots[leader].parameters.append(parameter)
+                    continue
+            slots.append(Slot([parameter], side, owner, shape, working_dtype(parameter), moment))
+    return slots
+
+
+def sum_to_owners(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
+    """Each slot's sum on its owner, None elsewhere and where no rank saw anything."""
+    outgoing: list[list[Tensor]] = [[] for _ in range(ranks.size)]
+    incoming = [0] * ranks.size
+    for slot in slots:
+        assert slot.owner is not None
+        total, counts = _parts(slot, ranks.device)
+        outgoing[slot.owner] += [total, counts]
+        if slot.owner == ranks.rank:
+            each = size_of(slot.shape, slot.dtype) + size_of((2,), torch.float64)
+            incoming = [bytes_so_far + each for bytes_so_far in incoming]
+    inboxes = ranks.swap(outgoing, incoming).wait()
+    sums: list[Moment | None] = []
+    for slot in slots:
+        if slot.owner != ranks.rank:
+            sums.append(None)
+            continue
+        parts = [
+            (inbox.take(slot.shape, slot.dtype), inbox.take((2,), torch.float64))
+            for inbox in inboxes
+        ]
+        # In the order of the ranks, so that the sum does not depend on which arrives first.
+        counts = torch.stack([counts for _, counts in parts]).sum(0)
+        sums.append(_moment(torch.stack([total for total, _ in parts]).sum(0), counts))
+    return sums
+
+
+def sum_everywhere(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
+    """Each slot's sum on every rank, None where no rank saw anything."""
+    if not slots:
+        return []
+    parts = [_parts(slot, ranks.device) for slot in slots]
+    counts = torch.stack([counts for _, counts in parts])
+    totals: dict[int, Tensor] = {}
+    for dtype in dict.fromkeys(slot.dtype for slot in slots):
+        places = [place for place, slot in enumerate(slots) if slot.dtype == dtype]
+        flat = torch.cat([parts[place][0].flatten() for place in places])
+        ranks.add_up(flat)
+        pieces = flat.split([parts[place][0].numel() for place in places])
+        totals.update(zip(places, pieces, strict=True))
+    ranks.add_up(counts)
+    return [
+        _moment(totals[place].view(slot.shape), counts[place]) for place, slot in enumerate(slots)
+    ]
+
+
+Sum = Callable[[Sequence[Slot], Ranks], list[Moment | None]]
+
+
+def statistics_of(slots: Sequence[Slot], sums: Sequence[Moment | None]) -> dict[Tensor, Statistics]:
+    """The sums as statistics, by parameter."""
+    found: dict[Tensor, dict[str, Moment | None]] = {}
+    for slot, moment in zip(slots, sums, strict=True):
+        for parameter in slot.parameters:
+            found.setdefault(parameter, dict.fromkeys(SIDES))[slot.side] = moment
+    return {parameter: Statistics(**sides) for parameter, sides in found.items()}
+
+
+def _parts(slot: Slot, device: torch.device) -> tuple[Tensor, Tensor]:
+    """What this rank adds: the total, and its two counts."""
+    if slot.mine is None:
+        zeros = torch.zeros(slot.shape, dtype=slot.dtype, device=device)
+        return zeros, torch.zeros(2, dtype=torch.float64, device=device)
+    return slot.mine.total.to(slot.dtype), torch.stack([slot.mine.count, slot.mine.uses])
+
+
+def _moment(total: Tensor, counts: Tensor) -> Moment | None:
+    count, uses = counts
+    return Moment(total, count, uses) if float(count) else None

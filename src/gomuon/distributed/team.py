@@ -1,0 +1,277 @@
+"""The team: which ranks compute which matrices, and what they send each other in a step.
+
+There are three. `Alone` sends nothing. `Replicated` ranks add up their captured sums, then each
+computes everything. With `Owners` each matrix has one owner that keeps its state and computes its
+steps. The step calls the same methods in the same order for all three.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from gomuon.capture.hooks import WrapperHook
+from gomuon.geometry.base import Geometry
+from gomuon.moments import MomentShapes, Statistics
+from gomuon.parameters.layout import Layout, MatrixParameter
+from gomuon.parameters.sharding import is_sharded, local
+from gomuon.parameters.stacks import Layer, Participants
+
+Group = Mapping[str, Any]
+Captured = Mapping[int, Mapping[Tensor, Statistics]]  # what a rank captured, by group
+Look = Callable[[], tuple[str | None, Captured]]  # a fault of this rank's gradients, and statistics
+ChooseOwners = Callable[[int], Mapping[Tensor, int]]  # the owner of each matrix among so many ranks
+
+
+class Team(Protocol):
+    """Who works together in a step."""
+
+    size: int
+    """How many ranks' gradients are averaged."""
+    rank: int
+
+    def agree(
+        self, look: Look, method: str, groups: Sequence[Group]
+    ) -> tuple[str | None, Captured]:
+        """Before anything changes: a fault of any rank's gradients, and this rank's statistics.
+
+        Raises:
+            RankError: ranks differ in what must be the same, or one of them failed; on all of them.
+        """
+        ...
+
+    def compare_again(self) -> None:
+        """Let the next step compare everything, as the first one does."""
+        ...
+
+    def layers(
+        self, matrices: Sequence[MatrixParameter], choose: ChooseOwners
+    ) -> tuple[list[Layer], Sequence[Any]]:
+        """The layers this rank computes, and all ranks' matrices where they have owners."""
+        ...
+
+    def gather(self, matrices: Sequence[Any], *, weights: bool) -> Callable[[], None]:
+        """Start collecting gradients (and weights) on the owners; returns what waits for them."""
+        ...
+
+    def sum_statistics(
+        self,
+        matrices: Sequence[Any],
+        seen: Mapping[Tensor, Statistics],
+        wanted: Mapping[Tensor, MomentShapes],
+    ) -> Mapping[Tensor, Statistics]:
+        """The captured sums over all ranks, for the layers this rank computes."""
+        ...
+
+    def together(self, participants: Participants) -> AbstractContextManager[None]:
+        """A context for the work on a group; at its end all ranks know whether all succeeded."""
+        ...
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """What this rank holds of a tensor."""
+        ...
+
+    def total(self, value: Tensor) -> Tensor:
+        """The sum of a value over all ranks that compute different matrices."""
+        ...
+
+    def send(self, matrices: Sequence[Any]) -> None:
+        """Start sending this rank's steps to the others."""
+        ...
+
+    def finish(self) -> None:
+        """Move the weights by the steps that were sent."""
+        ...
+
+    def forget(self) -> None:
+        """Drop the messages of a step that failed."""
+        ...
+
+    def any(self, here: bool) -> bool:
+        """Whether something is true on any rank."""
+        ...
+
+    def owners(self, choose: ChooseOwners) -> Mapping[Tensor, int]:
+        """The rank that owns each matrix; empty where there are no owners."""
+        ...
+
+    def consolidated(
+        self, state: dict[int, dict[str, Any]], owned: Sequence[int]
+    ) -> dict[int, dict[str, Any]]:
+        """All ranks' parts of a saved state together; `owned` is what only this rank has."""
+        ...
+
+
+class Alone:
+    """One process: it computes everything, and nothing is sent."""
+
+    size = 1
+    rank = 0
+
+    def agree(
+        self, look: Look, method: str, groups: Sequence[Group]
+    ) -> tuple[str | None, Captured]:
+        return look()
+
+    def compare_again(self) -> None:
+        pass
+
+    def layers(
+        self, matrices: Sequence[MatrixParameter], choose: ChooseOwners
+    ) -> tuple[list[Layer], Sequence[Any]]:
+        return [matrix.layer for matrix in matrices], ()
+
+    def gather(self, matrices: Sequence[Any], *, weights: bool) -> Callable[[], None]:
+        return _nothing
+
+    def sum_statistics(
+        self,
+        matrices: Sequence[Any],
+        seen: Mapping[Tensor, Statistics],
+        wanted: Mapping[Tensor, MomentShapes],
+    ) -> Mapping[Tensor, Statistics]:
+        return seen
+
+    def together(self, participants: Participants) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def local(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def total(self, value: Tensor) -> Tensor:
+        return value
+
+    def send(self, matrices: Sequence[Any]) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def forget(self) -> None:
+        pass
+
+    def any(self, here: bool) -> bool:
+        return here
+
+    def owners(self, choose: ChooseOwners) -> Mapping[Tensor, int]:
+        return {}
+
+    def consolidated(
+        self, state: dict[int, dict[str, Any]], owned: Sequence[int]
+    ) -> dict[int, dict[str, Any]]:
+        return state
+
+
+def _nothing() -> None:
+    pass
+
+
+ALONE = Alone()
+
+
+class TeamFinder:
+    """Finds the team of an optimizer, at first use and when its model is wrapped in DDP later.
+
+    Args:
+        process_group: the ranks, as the user gave them; None is the wrapper's, or the default one.
+        layout: how parameters are cut.
+        geometry: the method's.
+        settings: the constructor's.
+    """
+
+    def __init__(
+        self, process_group: Any, layout: Layout, geometry: Geometry, settings: Group
+    ) -> None:
+        self.process_group = process_group
+        self.wrapper = WrapperHook()
+        self.may_be_wrapped = False  # alone for now; a wrapper may still be found
+        self._layout = layout
+        self._geometry = geometry
+        self._settings = settings
+        self._found: Team | None = None
+        self._last: Team | None = None
+
+    def watch(self, model: nn.Module) -> None:
+        """Look for DistributedDataParallel around a model, now and at its forward passes."""
+        self.wrapper.remove()
+        if not any(map(is_sharded, model.parameters())):  # fully_shard already says it all
+            self.wrapper.watch(model)
+
+    def team(self, groups: Sequence[Group]) -> tuple[Team, bool]:
+        """The team for these parameter groups, and whether it has changed since the last call.
+
+        Raises:
+            ValueError: `work` or the process group does not fit how the parameters are sharded.
+        """
+        if self._found is None or (self.may_be_wrapped and self.wrapper.found):
+            self._found = self._new_team(groups) if is_distributed() else None
+        team = ALONE if self._found is None else self._found
+        changed = self._last is not None and team is not self._last
+        self._last = team
+        return team, changed
+
+    def compare_again(self) -> None:
+        """Let the next step compare all ranks, as the first one does."""
+        if self._last is not None:
+            self._last.compare_again()
+
+    def owners(self, groups: Sequence[Group], ranks: int) -> Mapping[Tensor, int]:
+        """The owner of each matrix among so many ranks."""
+        from gomuon.distributed.owners import choose_owners
+
+        return choose_owners(groups, self._settings, self._geometry, self._layout, ranks)
+
+    @property
+    def other_ranks(self) -> bool:
+        """Whether there are other ranks in the process group."""
+        from torch import distributed
+
+        return distributed.get_world_size(self.group_of_ranks) > 1
+
+    @property
+    def group_of_ranks(self) -> Any:
+        """The process group: the user's, else the wrapper's; None is the default one."""
+        return self.wrapper.process_group if self.process_group is None else self.process_group
+
+    def _new_team(self, groups: Sequence[Group]) -> Team:
+        work = self._settings["work"]
+        parameters = [p for group in groups for p in group["params"]]
+        sharded = next((p for p in parameters if is_sharded(p)), None)
+        self.may_be_wrapped = False
+        if work == "auto":
+            if sharded is None and not self.wrapper.found:
+                self.may_be_wrapped = True
+                return Alone()
+            work = "shared"
+        if work == "alone" and sharded is None:
+            return ALONE
+        # Imported here, because most programs have one process.
+        from gomuon.distributed.owners import Owners
+        from gomuon.distributed.ranks import Ranks
+        from gomuon.distributed.replicated import Replicated
+
+        ranks = Ranks(self.group_of_ranks, local(parameters[0]).device)
+        if sharded is None:
+            if ranks.size == 1:
+                return ALONE
+            return Owners(ranks) if work == "shared" else Replicated(ranks)
+        if work != "shared":
+            raise ValueError(
+                f"work={work!r} needs whole parameters on each rank, but these are sharded; use "
+                'work="shared"'
+            )
+        mesh: Any = sharded.device_mesh
+        if mesh.size() != ranks.size:
+            raise ValueError(
+                f"parameters are sharded over {mesh.size()} ranks, but the process group has "
+                f"{ranks.size}; pass process_group=, the group of just those ranks"
+            )
+        return Owners(ranks)
+
+
+def is_distributed() -> bool:
+    """Whether there is a process group."""
+    from torch import distributed
+
+    return distributed.is_available() and distributed.is_initialized()

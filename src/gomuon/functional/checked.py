@@ -1,0 +1,177 @@
+"""The public functions: each checks its arguments, then calls the plain function of its name.
+
+The step calls the plain functions directly, so it pays for no checks.
+"""
+
+from typing import get_args
+
+from torch import Tensor
+
+from gomuon.functional import arguments, factors, oracle, polar_factor
+from gomuon.functional.polar_factor import PolarMethod
+
+
+def polar(X: Tensor, method: PolarMethod = "svd") -> Tensor:
+    """Polar factor of X, the direction of Equation (1); X = 0 gives 0.
+
+    At full rank every method computes the same matrix. They differ in the null space of X, where
+    Theorem 1 leaves the choice open, and in how they compute. A matrix that holds NaN or infinity
+    gives NaN; the other matrices of its batch are not affected.
+
+    Args:
+        X: [..., m, n], float32 or float64.
+        method: which polar factor, and how it is computed.
+            "svd": UVᵀ of the compact SVD, the paper's choice. At rank deficiency it completes the
+            null space to a semi-orthogonal matrix, and rounding decides how.
+            "canonical": the null space gives zero: singular values below 32·ε·σ₁, which is what
+            rounding makes of a zero, count as zero. ε is the precision of X's dtype.
+            "polar-express": "canonical" by matrix products alone, in X's precision. Singular values
+            near the threshold give something between zero and one.
+            "auto": "canonical" on the CPU; on other devices "polar-express", with its first
+            products in float64 where the device has it.
+
+            "svd", "canonical" and "auto" are within 1e-5 of a float64 SVD up to a condition number
+            of 1e4 for float32. They use the float64 Gram matrix, which keeps more of the small
+            singular values than a float32 SVD; where it does not keep enough, "svd" uses a LAPACK
+            SVD.
+
+    Raises:
+        TypeError: X is not a dense tensor, or method not a name.
+        ValueError: X is not a float32 or float64 matrix, or the method is unknown.
+        DecompositionError: the decomposition failed, in float64 too.
+    """
+    arguments.matrix(X, "X")
+    arguments.decomposable(X, "X")
+    _check_known(method)
+    return polar_factor.polar(X, method)
+
+
+def matched_direction(
+    M: Tensor, left: Tensor | None, right: Tensor | None, *, polar_method: PolarMethod = "svd"
+) -> Tensor:
+    """D₀ = P_B·polar(P_B M P_A)·P_A, the exact oracle of Theorem 1: ⟨M, D₀⟩ = ‖P_B M P_A‖_*.
+
+    Args:
+        M: [..., m, n] the source.
+        left: [..., m, m] symmetric positive definite P_B, or None for the identity.
+        right: [..., n, n] symmetric positive definite P_A, or None for the identity.
+        polar_method: see `polar`.
+
+    Raises:
+        TypeError: an argument is not a tensor, or polar_method not a name.
+        ValueError: shapes, dtypes or devices do not fit, or the method is unknown.
+        DecompositionError: see `polar`.
+    """
+    M = arguments.sided(M, left, right)
+    _check_known(polar_method, "polar_method")
+    return oracle.matched_direction(M, left, right, polar_method=polar_method)[0]
+
+
+def inside_only_direction(
+    M: Tensor, left: Tensor | None, right: Tensor | None, *, polar_method: PolarMethod = "svd"
+) -> Tensor:
+    """polar(P_B M P_A) without the map back; its alignment with M may be negative (Section 2.2).
+
+    Takes and raises what `matched_direction` does.
+    """
+    M = arguments.sided(M, left, right)
+    _check_known(polar_method, "polar_method")
+    return oracle.inside_only_direction(M, left, right, polar_method=polar_method)
+
+
+def frobenius_graft(D: Tensor, rank: Tensor | None = None) -> Tensor:
+    """D rescaled to ‖D‖_F = √min(m, n), Muon's update energy (Equation 14); 0 stays 0.
+
+    With `rank` [...], the rank of the polar factor, D gets the length √rank. At full rank that is
+    the same. Below full rank Muon's own update has that length, and √min(m, n) would stretch the
+    remaining directions.
+
+    Raises:
+        TypeError: D or rank is not a tensor.
+        ValueError: D is not [..., m, n], or not of floating-point numbers; or rank is not one
+            number for each matrix.
+    """
+    arguments.matrix(D, "D")
+    if rank is not None:
+        arguments.floating(rank, "rank", "[...]", 0)
+        arguments.alike(rank, "rank", D, "D")
+        if rank.shape != D.shape[:-2]:
+            raise ValueError(
+                f"rank must have a number for each matrix of D, shape {tuple(D.shape[:-2])}, got "
+                f"shape {tuple(rank.shape)}"
+            )
+    return oracle.frobenius_graft(D, rank)
+
+
+def weighted_norm(D: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """q_P(D) = ‖P_B⁻¹ D P_A⁻¹‖_op (Equation 2), the norm of the ball that D₀ is the oracle of.
+
+    Raises:
+        TypeError: an argument is not a tensor.
+        ValueError: shapes, dtypes or devices do not fit, or D has no entries.
+        DecompositionError: left or right is singular, or something is not finite.
+    """
+    D = arguments.sided(D, left, right, ("D", "left", "right"))
+    arguments.not_empty(D, "D")
+    return oracle.weighted_norm(D, left, right)
+
+
+def inverse_root(S: Tensor, power: float) -> Tensor:
+    """S^(−power) with eigenvalues floored at roundoff scale; power ¼ gives the maps P_A, P_B.
+
+    Args:
+        S: [..., d, d] symmetric positive semi-definite, float32 or float64.
+        power: at least 0; 0 gives the identity.
+
+    Returns:
+        [..., d, d] symmetric positive definite. The zero matrix, which has no scale of its own,
+        gives the identity.
+
+    Raises:
+        TypeError: S is not a tensor, or power not a number.
+        ValueError: S is not square or not float32 or float64, or power is negative.
+        DecompositionError: the eigendecomposition failed, in float64 too.
+    """
+    arguments.square(S, "S")
+    arguments.decomposable(S, "S")
+    power = arguments.number(power, "power must be a number, power >= 0", 0)
+    return factors.inverse_root(S, power)
+
+
+def oas(S: Tensor, n: int | float | Tensor) -> tuple[Tensor, Tensor]:
+    """Oracle Approximating Shrinkage, Equations (17)–(18) (Chen et al. 2010).
+
+    Args:
+        S: [..., d, d] symmetric second moments.
+        n: samples each was built from; a number, or a tensor that broadcasts over [...].
+
+    Returns:
+        (1−λ)S + λ·tr(S)/d·I and the intensity λ, [...]. Where the denominator vanishes (d = 1,
+        S = 0, a multiple of the identity) every λ gives S back, and λ = 1.
+
+    Raises:
+        TypeError: S is not a tensor, or n not a number.
+        ValueError: S is not square or empty, or n is a number below 1 or does not broadcast.
+    """
+    arguments.square(S, "S")
+    arguments.not_empty(S, "S")
+    arguments.weights(n, S, "n must be the number of samples, n >= 1, or a tensor of them", 1)
+    return factors.oas(S, n)
+
+
+def shrink(S: Tensor, intensity: float | Tensor) -> Tensor:
+    """(1−λ)S + λ·tr(S)/d·I for intensity λ, a number or a tensor that broadcasts over [...].
+
+    Raises:
+        TypeError: S is not a tensor, or intensity not a number.
+        ValueError: S is not square, or intensity is not finite or does not broadcast.
+    """
+    arguments.square(S, "S")
+    arguments.weights(intensity, S, "intensity must be a finite number, or a tensor of them")
+    return factors.shrink(S, intensity)
+
+
+def _check_known(method: object, name: str = "method") -> None:
+    arguments.method(method, name)
+    if method not in get_args(PolarMethod):
+        raise ValueError(f"polar method must be one of {get_args(PolarMethod)}, got {method!r}")

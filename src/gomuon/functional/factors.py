@@ -1,0 +1,67 @@
+"""From a second moment to a map: OAS shrinkage, Equations (17)–(18), and inverse roots, (29)."""
+
+import torch
+from torch import Tensor
+
+from gomuon.functional.linalg import decompose, guarded, over_batch, symmetric_product
+
+
+def oas(S: Tensor, n: int | float | Tensor) -> tuple[Tensor, Tensor]:
+    """OAS(S) and its intensity λ(S, n) for S [..., d, d] built from n samples.
+
+    See `gomuon.functional.oas`.
+    """
+    d = S.shape[-1]
+    # λ does not depend on the scale of S; dividing it out keeps the squares below in range.
+    scale = _mean_eigenvalue(S)
+    T = S / torch.where(scale > 0, scale, 1)[..., None, None]
+    trace = T.diagonal(dim1=-2, dim2=-1).sum(-1)
+    square = torch.linalg.matrix_norm(T).square()  # tr(S²) for symmetric S
+    # tr(S²) − tr(S)²/d, written as ‖S − tr(S)/d·I‖² so that it cannot cancel below zero.
+    dispersion = torch.linalg.matrix_norm(_plus_identity(T, -trace / d)).square()
+    numerator = (1 - 2 / d) * square + trace.square()
+    denominator = (n + 1 - 2 / d) * dispersion
+    # Equation (17).
+    intensity = torch.where(denominator > 0, numerator / denominator, 1.0).clamp(0, 1).to(S.dtype)
+    return shrink(S, intensity), intensity
+
+
+def shrink(S: Tensor, intensity: float | Tensor) -> Tensor:
+    """(1−λ)S + λ·tr(S)/d·I, Equation (18), for a given intensity λ."""
+    weight = torch.as_tensor(intensity, dtype=S.dtype, device=S.device)
+    return _plus_identity((1 - weight)[..., None, None] * S, weight * _mean_eigenvalue(S))
+
+
+def _mean_eigenvalue(S: Tensor) -> Tensor:
+    return S.diagonal(dim1=-2, dim2=-1).mean(-1)
+
+
+def _plus_identity(S: Tensor, value: Tensor) -> Tensor:
+    """S + value·I; only the diagonal of a copy is written."""
+    diagonal = S.diagonal(dim1=-2, dim2=-1) + value[..., None]
+    return torch.diagonal_scatter(S, diagonal, dim1=-2, dim2=-1)
+
+
+def inverse_root(S: Tensor, power: float) -> Tensor:
+    """S^(−power) with eigenvalues floored at roundoff scale; power ¼ gives the maps of (29).
+
+    See `gomuon.functional.inverse_root`.
+    """
+    return over_batch(lambda part: (_inverse_root(part, power),), S)[0]
+
+
+def _inverse_root(S: Tensor, power: float) -> Tensor:
+    eigenvalues, V = decompose(torch.linalg.eigh, S)
+    largest = eigenvalues[..., -1:]
+    # Eigenvalues below d·ε·λ_max cannot be told from zero: rounding has replaced their true value.
+    limits = torch.finfo(S.dtype)
+    floor = (largest * S.shape[-1] * limits.eps).clamp_min(limits.tiny)
+    floored = torch.where(largest > 0, eigenvalues.clamp_min(floor), 1.0)
+    # Halving the power gives V·f·(V·f)ᵀ, symmetric up to the order of its sums.
+    half = V * floored.pow(-power / 2).unsqueeze(-2)
+    return symmetric_product(half.mT)
+
+
+def guarded_roots(S: Tensor, power: float) -> list[Tensor | None]:
+    """S^(−power) of each factor of a batch; None where it cannot be made."""
+    return guarded(lambda factors: inverse_root(factors, power), S)

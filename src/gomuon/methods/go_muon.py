@@ -1,0 +1,159 @@
+"""Go-MUON, the paper's method."""
+
+from collections.abc import Mapping
+from typing import Unpack
+
+from torch import Tensor
+
+from gomuon.functional.polar_factor import PolarMethod
+from gomuon.geometry.captured import CapturedMoments, root_maps
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.registry import register
+from gomuon.methods.stations import (
+    CURVATURE,
+    PAPER,
+    Clock,
+    lerp_momentum,
+    matched_polar,
+    muon_scale,
+    rate,
+)
+from gomuon.optimizer import Common, MatrixOptimizer, Parameters
+from gomuon.settings import Setting, one_of
+
+GEOMETRY = CapturedMoments(
+    root_maps,
+    elapsed=True,
+    inputs_decay="input_decay",
+    shrunk=True,
+    description="OAS observed-label activation/backward moments",
+)
+CLOCK = Clock(statistics="refresh_every", maps="refresh_every")
+
+RECIPE = Recipe(
+    "GoMuon",
+    geometry=GEOMETRY,
+    clock=CLOCK,
+    source=lerp_momentum,
+    direction=matched_polar,
+    scale=muon_scale,
+    settings={
+        **rate(0.08),
+        **PAPER,
+        **CURVATURE,
+        "graft": Setting("frobenius", one_of("frobenius", None)),
+    },
+    formula="D = P_B·polar(P_B M̂ P_A)·P_A, ‖D‖_F = √min(m,n);  P_A = A^−¼, P_B = B̄^−¼",
+    origin="the paper",
+)
+
+
+@register
+class GoMuon(MatrixOptimizer):
+    r"""Go-MUON, the "Complete update" of *Second-Order Muon Done Right*.
+
+    For a linear layer y = Wx with W [m, n]::
+
+        if t mod K = 0:   A, B   ← OAS(E[x xᵀ]), OAS(E[δ δᵀ])
+                          B̄      ← β_B^K B̄ + (1 − β_B^K) B
+                          P_A    ← A^(−α),   P_B ← B̄^(−α)
+        M  ← βM + (1−β)G
+        M̂  ← (1−β)G + βM
+        D  ← P_B · polar(P_B M̂ P_A) · P_A
+        W  ← W − η √max(1, m/n) · D √min(m, n) / ‖D‖_F
+
+    Where P_B M̂ P_A has less than full rank, √rank stands for √min(m, n), and `polar` says what
+    happens in the null space: the default leaves it alone, "svd" completes it as the paper does.
+
+    Everything that is not a hidden matrix (embeddings, norms, biases, the output head) goes to
+    AdamW in the same optimizer; `routing_table()` shows which and why.
+
+    Args:
+        params: the model (its parameters are routed and its layers captured), or what torch.optim
+            takes; then nothing is captured and the maps are the identity.
+        lr: η, the matrices' learning rate.
+
+        momentum: β.
+        nesterov: the source is M̂; else M.
+        weight_decay: decoupled, W ← (1 − ηλ)W.
+        geometry_decay: decay in the step's geometry instead, W ← W − ηλ·W P_A²/mean(P_A²).
+
+        alpha: the power, in [0, ½], or a pair (left, right) for the output and the input side; 0
+            switches a side off, and (0, ¼) is input-only Go-MUON.
+        refresh_every: K.
+        factor_decay: β_B.
+        input_decay: an average on A too, as β_B's; the paper has none.
+        shrinkage: "oas", a fixed intensity in [0, 1], or {"damping": d} for S + d·tr(S)/dim·I.
+
+        token_stride: statistics of every stride-th position only.
+        token_skip: positions left out at the start of each sequence.
+        reduce: K-FAC-reduce statistics, one row per example instead of one per position.
+        stagger: refresh different layers on different steps of the K, so that no step is slow. A
+            layer runs on identity maps until its first turn, within the first K steps.
+
+        polar: how the polar factor is computed, see `gomuon.functional.polar`.
+        graft: "frobenius" gives D the length of the polar factor, √min(m, n) at full rank; None
+            keeps the oracle's own.
+
+        adamw: lr, betas, eps, weight_decay of the other parameters; what is left out is
+            lr 3e-3, betas (.9, .95), eps 1e-8, no decay.
+        routes: overrides of the routing, {pattern: "matrix" | "adamw" | "frozen"} or a function of
+            (name, module, parameter).
+        specs: how parameters are cut into matrices, {pattern: LayerSpec}, for heads and fused qkv.
+        loss_reduction: "mean" if the loss averages over examples, "sum" if it adds them up.
+        nonfinite: at a gradient with NaN, infinity or numbers whose squares overflow "raise",
+            "skip" the step, or "allow" it: then nobody looks, and an accelerator is never waited
+            for.
+        work: on several ranks "shared", each matrix having one owner; "replicated", every rank
+            doing everything, for whole models; or "alone", nothing sent at all. "auto" shares if
+            the model is wrapped in DDP, now or later, or sharded by fully_shard; else alone.
+        process_group: the ranks; by default DDP's, or all of them.
+
+    Raises:
+        ValueError: a value is out of range, or the model has nothing to optimize.
+    """
+
+    recipe = RECIPE
+
+    def __init__(
+        self,
+        params: Parameters,
+        lr: float | Tensor = 0.08,
+        *,
+        momentum: float = 0.8,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        geometry_decay: bool = False,
+        alpha: float | tuple[float, float] = 0.25,
+        refresh_every: int = 4,
+        factor_decay: float = 0.97,
+        input_decay: float | None = None,
+        shrinkage: str | float | Mapping[str, float] = "oas",
+        token_stride: int = 1,
+        token_skip: int = 0,
+        reduce: bool = False,
+        stagger: bool = False,
+        polar: PolarMethod = "auto",
+        graft: str | None = "frobenius",
+        **common: Unpack[Common],
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            momentum=momentum,
+            nesterov=nesterov,
+            weight_decay=weight_decay,
+            geometry_decay=geometry_decay,
+            alpha=alpha,
+            refresh_every=refresh_every,
+            factor_decay=factor_decay,
+            input_decay=input_decay,
+            shrinkage=shrinkage,
+            token_stride=token_stride,
+            token_skip=token_skip,
+            reduce=reduce,
+            stagger=stagger,
+            polar=polar,
+            graft=graft,
+            **common,
+        )

@@ -1,0 +1,135 @@
+"""The half-space control of the paper's map-back study: an interpretation.
+
+The paper calls it the "registered halfspace baseline" and does not define it.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from gomuon.functional.linalg import attempt
+from gomuon.functional.oracle import preconditioned
+from gomuon.functional.polar_factor import PolarMethod, polar
+from gomuon.methods.go_muon import CLOCK, GEOMETRY
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.registry import register
+from gomuon.methods.stations import CURVATURE, PAPER, Group, lerp_momentum, muon_scale, rate
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Stack
+from gomuon.settings import DECAY, Setting, with_defaults
+
+
+def halfspace_direction(
+    M: Tensor,
+    left: Tensor | None,
+    right: Tensor | None,
+    *,
+    tau: float = 0.0,
+    polar_method: PolarMethod = "svd",
+    bisections: int = 30,
+) -> Tensor:
+    """Inside-only score with a half-space safeguard: the maximiser of ⟨Z, U⟩, Z = P_B M P_A.
+
+    Over ‖U‖_op ≤ 1 and ⟨M, U⟩ ≥ τ‖M‖_*. By Lagrange duality it is polar(Z + λM) with the smallest
+    λ ≥ 0 that meets the second constraint, found by bisection. Where Z + λM is singular there, its
+    polar jumps over the constraint, and the mixture of both sides that meets it exactly is taken.
+
+    Args:
+        M: [..., m, n] the source.
+        left: [..., m, m] P_B = B^(−1/2) in the study, or None.
+        right: [..., n, n] P_A = A^(−1/2), or None.
+        tau: the share of ‖M‖_* to keep, in [0, 1).
+        polar_method: see `polar`.
+        bisections: halvings of the bracket around λ.
+    """
+    Z = preconditioned(M, left, right)
+    U = polar(Z, polar_method)
+    wanted = M.new_zeros(M.shape[:-2])
+    if tau:
+        wanted = tau * attempt(torch.linalg.matrix_norm, M, ord="nuc")
+    violated = _inner(M, U) < wanted
+    if not bool(violated.any()):
+        return U
+    # Only what violates is bisected.
+    U[violated] = _bisect(M[violated], Z[violated], wanted[violated], polar_method, bisections)
+    return U
+
+
+def _bisect(M: Tensor, Z: Tensor, wanted: Tensor, method: PolarMethod, bisections: int) -> Tensor:
+    def at(multiplier: Tensor) -> tuple[Tensor, Tensor]:
+        U = polar(Z + multiplier[:, None, None] * M, method)
+        return U, _inner(M, U) >= wanted
+
+    low, below = torch.zeros_like(wanted), polar(Z, method)
+    # ⟨M, polar(Z + λM)⟩ grows with λ and tends to ‖M‖_*, so doubling finds an upper end.
+    high = torch.linalg.matrix_norm(Z) / torch.linalg.matrix_norm(M)
+    high = torch.where((high > 0) & high.isfinite(), high, 1.0)  # norms may under- or overflow
+    above, enough = at(high)
+    for _ in range(_doublings(M.dtype)):
+        if bool(enough.all()):
+            break
+        low, below = torch.where(enough, low, high), _choose(enough, below, above)
+        high = torch.where(enough, high, 2 * high)
+        above, enough = at(high)
+    reached = enough
+    for _ in range(bisections):
+        middle = (low + high) / 2
+        candidate, enough = at(middle)
+        low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
+        below, above = _choose(enough, below, candidate), _choose(enough, candidate, above)
+    # Both sides maximise at λ, so every mixture does; this one lies on the constraint.
+    lacking, excess = wanted - _inner(M, below), _inner(M, above) - wanted
+    share = lacking / (lacking + excess).clamp_min(torch.finfo(M.dtype).tiny)
+    mixture = below + share.clamp(0, 1)[:, None, None] * (above - below)
+    # Near τ = 1 an approximate polar may keep less than is wanted of any source, even of M itself.
+    return mixture if bool(reached.all()) else _choose(reached, mixture, polar(M, method))
+
+
+def _doublings(dtype: torch.dtype) -> int:
+    """After so many λM leaves no more of Z than roundoff, and some to spare."""
+    return 8 - math.frexp(torch.finfo(dtype).eps)[1]
+
+
+def _choose(condition: Tensor, yes: Tensor, no: Tensor) -> Tensor:
+    return torch.where(condition[:, None, None], yes, no)
+
+
+def _inner(X: Tensor, Y: Tensor) -> Tensor:
+    return (X * Y).sum(dim=(-2, -1))
+
+
+def halfspace(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = polar(P_B X P_A + λX), the smallest λ ≥ 0 with ⟨X, D⟩ ≥ τ‖X‖_*."""
+    left, right = stack.map("left_map"), stack.map("right_map")
+    return halfspace_direction(X, left, right, tau=group["tau"], polar_method=group["polar"])
+
+
+RECIPE = Recipe(
+    "Halfspace",
+    geometry=GEOMETRY,
+    clock=CLOCK,
+    source=lerp_momentum,
+    direction=halfspace,
+    scale=muon_scale,
+    settings={
+        **rate(0.08),
+        **PAPER,
+        **with_defaults(CURVATURE, alpha=0.5, refresh_every=1),
+        "tau": Setting(0.0, DECAY),
+    },
+    formula="D = polar(B̄^−½ M̂ A^−½ + λM̂), the smallest λ ≥ 0 with ⟨M̂, D⟩ ≥ τ‖M̂‖_*",
+    origin="our interpretation of the paper's map-back baseline",
+)
+
+
+@register
+class Halfspace(MatrixOptimizer):
+    """The inside-only half-power score with a spectral half-space safeguard.
+
+    D = polar(B̄^(−½) M̂ A^(−½) + λM̂) for the smallest λ ≥ 0 with ⟨M̂, D⟩ ≥ τ‖M̂‖_*. This is our
+    interpretation of the "registered halfspace baseline" of the paper's map-back study, which it
+    does not define.
+    """
+
+    recipe = RECIPE

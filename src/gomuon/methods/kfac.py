@@ -1,0 +1,114 @@
+"""K-FAC: the natural gradient in Kronecker factors."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from gomuon.functional.linalg import decompose, guarded
+from gomuon.geometry.captured import CapturedMoments, factor_jobs, run
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.registry import register
+from gomuon.methods.stations import (
+    CAPTURE,
+    MOMENTUM,
+    Clock,
+    Group,
+    Pending,
+    Total,
+    gradient,
+    momentum_after,
+    rate,
+)
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Layer, Stack
+from gomuon.settings import (
+    DECAY,
+    INTERVAL,
+    NOT_NEGATIVE,
+    POSITIVE,
+    Setting,
+    optional,
+    with_defaults,
+)
+
+
+def eigen_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
+    """Eigenvectors and eigenvalues of both factors."""
+
+    # Packed as one tensor [values; vectors], because a guard takes one result per factor.
+    def packed(S: Tensor) -> Tensor:
+        values, vectors = decompose(torch.linalg.eigh, S)
+        return torch.cat([values.unsqueeze(-2), vectors], dim=-2)
+
+    def keep(side: str, layer: Layer, eigen: Tensor | None) -> bool:
+        if eigen is None:
+            return False
+        # Rounding makes zeros negative, and a product of two may be larger than the damping.
+        values, basis = eigen[..., 0, :].clamp_min(0), eigen[..., 1:, :].clone()
+        return layer.set_map(f"{side}_values", values) and layer.set_map(f"{side}_basis", basis)
+
+    failed: list[Layer] = []
+    for side in ("left", "right"):
+        failed += run(factor_jobs(layers, side, lambda S: guarded(packed, S), partial(keep, side)))
+    return failed
+
+
+def natural_gradient(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = V_B[(V_Bᵀ X V_A)/(λ_B λ_Aᵀ + damping)]V_Aᵀ."""
+    V_B, V_A = stack.map("left_basis"), stack.map("right_basis")
+    values_B, values_A = stack.map("left_values"), stack.map("right_values")
+    if V_B is None or V_A is None or values_B is None or values_A is None:
+        return X  # nothing captured: the identity, as for every geometry
+    rotated = V_B.mT @ X @ V_A
+    damped = values_B.unsqueeze(-1) * values_A.unsqueeze(-2) + group["damping"]
+    return V_B @ (rotated / damped) @ V_A.mT
+
+
+def kl_clip(pending: Iterable[Pending], group: Group, total: Total) -> Iterator[Pending]:
+    """D·min(1, √(clip/|Σ lr²⟨G, D⟩|)), the sum over every layer of the group."""
+    waiting = list(pending)
+    factor: Tensor | float = 1.0
+    if group["kl_clip"] is not None:
+        none = torch.zeros((), dtype=torch.float64, device="cpu")  # where this rank owns nothing
+        products = sum(((stack.G * D).sum().double() for stack, _, D in waiting), none)
+        change = (group["lr"] ** 2 * total(products)).abs()
+        # A sum that overflows is a change beyond any budget: nothing moves.
+        factor = (group["kl_clip"] / change).sqrt().nan_to_num(0.0, posinf=1.0).clamp(max=1.0)
+    for stack, X, D in waiting:
+        yield stack, X, factor * D
+
+
+RECIPE = Recipe(
+    "KFAC",
+    geometry=CapturedMoments(eigen_maps, start=1.0),
+    clock=Clock(statistics="statistics_every", maps="refresh_every"),
+    source=gradient,
+    direction=natural_gradient,
+    trust=kl_clip,
+    scale=momentum_after,
+    settings={
+        **rate(0.1),
+        **with_defaults(MOMENTUM, momentum=0.9, nesterov=False),
+        "factor_decay": Setting(0.95, DECAY),
+        "damping": Setting(1e-3, NOT_NEGATIVE),
+        "kl_clip": Setting(1e-3, optional(POSITIVE)),
+        "statistics_every": Setting(1, INTERVAL),
+        "refresh_every": Setting(1, INTERVAL),
+        **CAPTURE,
+    },
+    formula="D = V_B[(V_Bᵀ G V_A)/(λ_B λ_Aᵀ + damping)]V_Aᵀ, clipped to a KL budget, then momentum",
+    origin="Martens & Grosse 2015; numbers of gpauloski/kfac-pytorch",
+    joins_bias=True,
+)
+
+
+@register
+class KFAC(MatrixOptimizer):
+    """K-FAC, the natural gradient in Kronecker factors, with a KL budget over all layers.
+
+    Biases of linear layers join their weights as a column, with inputs extended by a one.
+    """
+
+    recipe = RECIPE

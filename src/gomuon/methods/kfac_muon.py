@@ -1,0 +1,78 @@
+"""K-FAC Muon: matched polar at half power with π-balanced K-FAC-reduce factors."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gomuon.functional.factors import guarded_roots
+from gomuon.functional.linalg import identity_like, trace_mean
+from gomuon.geometry.captured import CapturedMoments
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.registry import register
+from gomuon.methods.stations import (
+    CAPTURE,
+    MUON,
+    Clock,
+    Group,
+    aspect,
+    lerp_momentum,
+    matched_polar,
+    rate,
+)
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Layer, Stack
+from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting, with_defaults
+
+
+def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
+    """(A + π√λ·I)^(−½) and (B + √λ/π·I)^(−½) with π² = (tr A/n)/(tr B/m)."""
+    failed = []
+    root = group["damping"] ** 0.5
+    for layer in layers:
+        # For each block: every pair of a row's B and a column's A has a π of its own.
+        A, B = layer.spread("right_factor", "right"), layer.spread("left_factor", "left")
+        if A is None or B is None:
+            continue
+        ratio = trace_mean(A) / trace_mean(B)
+        pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
+        A, B = A + pi * root * identity_like(A), B + root / pi * identity_like(B)
+        for name, factor in (("right_map", A), ("left_map", B)):
+            if not layer.set_map(name, guarded_roots(factor.unsqueeze(0), 0.5)[0]):
+                failed.append(layer)
+    return failed
+
+
+def scaled_muon(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """c·√max(1, m/n)·D."""
+    return group["scale"] * aspect(D) * D
+
+
+RECIPE = Recipe(
+    "KFACMuon",
+    geometry=CapturedMoments(
+        balanced_root_maps, description="K-FAC-reduce activation/backward moments"
+    ),
+    clock=Clock(statistics="refresh_every", maps="refresh_every"),
+    source=lerp_momentum,
+    direction=matched_polar,
+    scale=scaled_muon,
+    settings={
+        **rate(0.02),
+        **MUON,
+        "factor_decay": Setting(0.95, DECAY),
+        "damping": Setting(1e-3, NOT_NEGATIVE),
+        "refresh_every": Setting(50, INTERVAL),
+        "scale": Setting(0.1, NOT_NEGATIVE),
+        **with_defaults(CAPTURE, reduce=True),
+    },
+    formula="D = P_B·polar(P_B M̂ P_A)·P_A;  P = (factor + π-balanced damping)^−½, no graft",
+    origin="LukeTri/kfac-muon; symmetric roots, which give the same update as its Cholesky factors",
+)
+
+
+@register
+class KFACMuon(MatrixOptimizer):
+    """Matched polar at half power with π-balanced K-FAC-reduce factors and no graft."""
+
+    recipe = RECIPE

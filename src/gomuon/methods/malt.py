@@ -1,0 +1,81 @@
+"""MALT: matched polar with diagonal maps from row and column norms."""
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gomuon.functional.oracle import rank_of
+from gomuon.functional.polar_factor import polar
+from gomuon.geometry.base import Geometry
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.registry import register
+from gomuon.methods.stations import MUON, Group, grafted, lerp_momentum, muon_scale, rate
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Layer, Stack
+from gomuon.parameters.state import Entries, both_sides
+from gomuon.settings import DECAY, EXPONENT, Setting, one_of
+
+
+class RowColumnNorms(Geometry):
+    """Averages of the squared norms of G's rows and columns: a diagonal pair of maps."""
+
+    description = "row and column norms of gradients"
+    entries: ClassVar[Entries] = {
+        **both_sides("factor", form="diagonal", numbers="not negative"),
+        **both_sides("scale", form="diagonal", numbers="not negative"),
+    }
+
+    def observe(
+        self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group
+    ) -> Sequence[Layer]:
+        gamma, alpha = group["factor_decay"], group["alpha"]
+        for stack in stacks:
+            square = stack.G.square()
+            for side, observed in (("left", square.sum(-1, True)), ("right", square.sum(-2, True))):
+                factor = stack.factor(f"{side}_factor", start=torch.zeros_like(observed))
+                stack.remember(factor, factor.lerp(observed, 1 - gamma))
+                largest = factor.amax(dim=(-2, -1), keepdim=True)
+                floored = factor + 1e-12 * largest
+                scale = torch.where(largest > 0, floored, 1.0).pow(-alpha)
+                stack.set(f"{side}_scale", scale)
+        return ()
+
+
+def matched_polar_diagonal(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = P_B·polar(P_B X P_A)·P_A with diagonal maps, grafted if the group says so."""
+    left, right = stack.map("left_scale"), stack.map("right_scale")
+    both = torch.ones_like(X) if left is None or right is None else left * right
+    Q = polar(both * X, group["polar"])
+    return grafted(both * Q, rank_of(Q), group)
+
+
+RECIPE = Recipe(
+    "MALT",
+    geometry=RowColumnNorms(),
+    source=lerp_momentum,
+    direction=matched_polar_diagonal,
+    scale=muon_scale,
+    settings={
+        **rate(0.02),
+        **MUON,
+        "factor_decay": Setting(0.95, DECAY),
+        "alpha": Setting(0.125, EXPONENT),
+        "graft": Setting("frobenius", one_of("frobenius", None)),
+    },
+    formula=(
+        "D = P_B·polar(P_B M̂ P_A)·P_A with diagonal P from averaged row and column norms, power ⅛"
+    ),
+    origin="arXiv 2608.05088, from a digest: no code is public, and its numbers are ours",
+)
+
+
+@register
+class MALT(MatrixOptimizer):
+    """MALT: matched polar with diagonal maps from averaged row and column norms.
+
+    Written from a digest of the paper; no code is public, and the defaults are ours.
+    """
+
+    recipe = RECIPE

@@ -1,0 +1,85 @@
+"""Mousse: matched polar in trace-normalised gradient-Gram geometry."""
+
+import torch
+from torch import Tensor
+
+from gomuon.functional.linalg import decompose, guarded, identity_like, trace_mean
+from gomuon.functional.oracle import inside_only_direction, preconditioned
+from gomuon.geometry.gradients import GradientGrams, inverse_power
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.registry import register
+from gomuon.methods.stations import (
+    MUON,
+    Clock,
+    Group,
+    length,
+    lerp_momentum,
+    rate,
+    ratio_scale,
+    to_length,
+)
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Stack
+from gomuon.settings import (
+    DECAY,
+    EXPONENT,
+    INTERVAL,
+    NOT_NEGATIVE,
+    Setting,
+    one_of,
+    with_defaults,
+)
+
+
+def trace_normalised_roots(S: Tensor, observations: int, group: Group) -> list[Tensor | None]:
+    """Bias-corrected, scaled to mean eigenvalue one, + εI, eigenvalues lifted to ≥ ε; then ^−α."""
+    corrected = S / (1 - group["factor_decay"] ** observations)
+    scale = trace_mean(corrected)
+    normalised = torch.where(scale > 0, corrected / scale, identity_like(S))
+
+    def root(S: Tensor) -> Tensor:
+        values, V = decompose(torch.linalg.eigh, S)
+        shift = (-values[..., :1]).clamp_min(0) + group["epsilon"]
+        return inverse_power(values + shift, V, group["alpha"])
+
+    return guarded(root, normalised + group["epsilon"] * identity_like(S))
+
+
+def matched_polar_own_length(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """Q = polar(P_B X P_A); D = P_B Q P_A rescaled to ‖Q‖_F."""
+    left, right = stack.map("left_map"), stack.map("right_map")
+    Q = inside_only_direction(X, left, right, polar_method=group["polar"])
+    return to_length(preconditioned(Q, left, right), length(Q))
+
+
+RECIPE = Recipe(
+    "Mousse",
+    geometry=GradientGrams(trace_normalised_roots),
+    clock=Clock(statistics="statistics_every", maps="refresh_every"),
+    source=lerp_momentum,
+    direction=matched_polar_own_length,
+    scale=ratio_scale,
+    settings={
+        **rate(0.01),
+        **with_defaults(MUON, nesterov=False, weight_decay=0.01),
+        "factor_decay": Setting(0.95, DECAY),
+        "alpha": Setting(0.125, EXPONENT),
+        "epsilon": Setting(1e-10, NOT_NEGATIVE),
+        "statistics_every": Setting(1, INTERVAL),
+        "refresh_every": Setting(10, INTERVAL),
+        "aspect": Setting("ratio", one_of("ratio", "max")),
+    },
+    formula="Q = polar(P_L M̂ P_R), D = P_L Q P_R at ‖Q‖_F;  P = (trace-normalised Gram)^−⅛",
+    origin="Anti-Entrophic/Mousse, with the exact polar",
+)
+
+
+@register
+class Mousse(MatrixOptimizer):
+    """Mousse: matched polar in trace-normalised gradient-Gram geometry, power ⅛.
+
+    The published ε of 1e-10 is below float32's roundoff: on a singular factor rounding chooses the
+    smallest eigenvalues, as it does in the published code. Its authors also use 1e-5.
+    """
+
+    recipe = RECIPE

@@ -1,0 +1,45 @@
+"""Muon²: the source divided by the root of its average square."""
+
+from torch import Tensor
+
+from gomuon.functional.polar_factor import polar
+from gomuon.geometry.base import Geometry
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.registry import register
+from gomuon.methods.stations import MUON, Group, lerp_momentum, muon_scale, rate
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Stack
+from gomuon.settings import DECAY, Setting, with_defaults
+
+
+def squared_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = polar(X/(√v + 1e-10)), v the average of X²."""
+    v = stack.memory("square")
+    stack.remember(v, v.lerp(X.square(), 1 - group["square_decay"]))
+    return polar(X / (v.sqrt() + 1e-10), group["polar"])
+
+
+RECIPE = Recipe(
+    "MuonSquared",
+    geometry=Geometry(),
+    source=lerp_momentum,
+    direction=squared_polar,
+    scale=muon_scale,
+    settings={
+        **rate(0.1),
+        **with_defaults(MUON, weight_decay=0.0125),
+        "square_decay": Setting(0.95, DECAY),
+    },
+    formula="D = polar(M̂/(√v + 1e-10)), v the average of M̂²",
+    origin="modded-nanogpt track 3; that v averages the source's squares is our interpretation",
+)
+
+
+@register
+class MuonSquared(MatrixOptimizer):
+    """Muon²: the source divided by the root of its average square before the polar factor.
+
+    That the average is of the source's squares, not the gradient's, is our interpretation.
+    """
+
+    recipe = RECIPE

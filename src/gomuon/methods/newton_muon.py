@@ -1,0 +1,70 @@
+"""Newton-Muon: gradients multiplied by an inverse activation moment before the momentum."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gomuon.functional.linalg import guarded, identity_like, trace_mean
+from gomuon.functional.oracle import preconditioned
+from gomuon.geometry.captured import CapturedMoments, map_jobs, run
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.registry import register
+from gomuon.methods.stations import (
+    CAPTURE,
+    MUON,
+    Clock,
+    Group,
+    lerp,
+    muon_scale,
+    plain_polar,
+    rate,
+)
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Layer, Stack
+from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting
+
+
+def ridge_inverse_map(layers: Sequence[Layer], group: Group) -> list[Layer]:
+    """P_A = (A + (d·tr(A)/n + 1e-8)·I)⁻¹."""
+
+    def inverse(S: Tensor) -> Tensor:
+        ridge = group["damping"] * trace_mean(S) + 1e-8
+        return torch.linalg.inv(S + ridge * identity_like(S))
+
+    return run(map_jobs(layers, "right", lambda S: guarded(inverse, S)))
+
+
+def momentum_of_right_preconditioned(stack: Stack, group: Group) -> Tensor:
+    """M ← βM + (1−β)·G P_A: the geometry enters before the average."""
+    G = preconditioned(stack.G, None, stack.map("right_map"))
+    return lerp(stack.usable(G, 0.0), stack, group)
+
+
+RECIPE = Recipe(
+    "NewtonMuon",
+    geometry=CapturedMoments(
+        ridge_inverse_map, start=1e-3, only="right", description="activation moments"
+    ),
+    clock=Clock(statistics="refresh_every", maps="refresh_every"),
+    source=momentum_of_right_preconditioned,
+    direction=plain_polar,
+    scale=muon_scale,
+    settings={
+        **rate(0.02),
+        **MUON,
+        "factor_decay": Setting(0.95, DECAY),
+        "damping": Setting(0.2, NOT_NEGATIVE),
+        "refresh_every": Setting(32, INTERVAL),
+        **CAPTURE,
+    },
+    formula="D = polar(M̂), M the momentum of G(K + (.2·tr K/n + 1e-8)I)⁻¹",
+    origin="zhehangdu/Newton-Muon",
+)
+
+
+@register
+class NewtonMuon(MatrixOptimizer):
+    """Newton-Muon: gradients multiplied by an inverse activation moment before the momentum."""
+
+    recipe = RECIPE

@@ -1,0 +1,132 @@
+"""A recipe: what a method does at each station of the walk, and its settings. It is data."""
+
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from gomuon.geometry.base import Geometry
+from gomuon.methods import stations
+from gomuon.methods.stations import EVERY_STEP, Clock, Decay, Direction, Scale, Source, Trust
+from gomuon.parameters.groups import groups_of
+from gomuon.parameters.routing import RoutingTable
+from gomuon.parameters.specs import LayerSpec
+from gomuon.settings import ADAMW_DEFAULTS, COMMON, Settings, check_settings
+
+
+@dataclass(frozen=True)
+class ModelUse:
+    """How a method looks at a model, where that differs from the usual way.
+
+    Attributes:
+        route: changes the routing of a model's parameters.
+        groups: the parameter groups of a routed model, given the constructor's settings.
+        specs: further ways to cut parameters, given the model and the settings.
+        needs_model: why bare parameters are refused; empty if they are not.
+    """
+
+    route: Callable[[nn.Module, RoutingTable], RoutingTable] = lambda model, table: table
+    groups: Callable[[RoutingTable, Mapping[str, Any]], list[dict[str, Any]]] = (
+        lambda table, settings: groups_of(table)
+    )
+    specs: Callable[[nn.Module, Mapping[str, Any]], dict[Tensor, LayerSpec]] = (
+        lambda model, settings: {}
+    )
+    needs_model: str = ""
+
+
+PLAIN_USE = ModelUse()
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a method does at each station, its settings, and where it comes from.
+
+    Attributes:
+        name: the class's name.
+        geometry: where the maps come from.
+        clock: when they are renewed.
+        source: gradient to source.
+        direction: source to direction.
+        trust: what couples the layers of a group.
+        scale: direction to update.
+        decay: weight decay.
+        settings: its own, with defaults and kinds.
+        formula: one line for the table of methods.
+        origin: whose method it is, and which code or paper it follows.
+        joins_bias: whether biases join their weights as a column.
+        observes_first: steps in which a layer is only observed, not moved.
+        model_use: how it looks at a model.
+    """
+
+    name: str
+    geometry: Geometry
+    source: Source
+    direction: Direction
+    scale: Scale
+    settings: Settings
+    formula: str
+    origin: str
+    clock: Clock = EVERY_STEP
+    trust: Trust = stations.each_alone
+    decay: Decay = stations.decayed
+    joins_bias: bool = False
+    observes_first: int = 0
+    model_use: ModelUse = PLAIN_USE
+
+    @property
+    def defaults(self) -> dict[str, Any]:
+        """The settings' defaults."""
+        return {name: setting.default for name, setting in self.settings.items()}
+
+    def check_known(self, settings: Mapping[str, Any]) -> None:
+        """Raise a TypeError for a setting this method does not have."""
+        for name in settings:
+            if name not in self.settings:
+                near = difflib.get_close_matches(name, self.settings, n=1)
+                hint = f"; did you mean {near[0]!r}?" if near else f": {', '.join(self.settings)}"
+                raise TypeError(f"{self.name} has no setting {name!r}{hint}")
+
+    def values(
+        self, given: Mapping[str, Any], lr: Any, adamw: Any, **common: Any
+    ) -> dict[str, Any]:
+        """The constructor's settings, complete and checked.
+
+        Raises:
+            TypeError: a setting is not this method's.
+            ValueError: a value is out of range.
+        """
+        self.check_known(given)
+        values = {
+            **self.defaults,
+            **given,
+            "lr": self.settings["lr"].default if lr is None else lr,
+            "adamw": adamw if adamw is not None else {},
+            **common,
+        }
+        check_settings(values, self.settings)
+        return {**values, "adamw": {**ADAMW_DEFAULTS, **values["adamw"]}}
+
+    def signature(self) -> inspect.Signature:
+        """The constructor's signature of a class with this recipe."""
+        both, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+        common = {name: setting.default for name, setting in COMMON.items()}
+        keywords = {
+            **self.defaults,
+            "adamw": None,
+            "routes": None,
+            "specs": None,
+            **common,
+            "process_group": None,
+        }
+        lr = keywords.pop("lr")
+        return inspect.Signature(
+            [
+                inspect.Parameter("params", both),
+                inspect.Parameter("lr", both, default=lr),
+                *(inspect.Parameter(name, keyword, default=v) for name, v in keywords.items()),
+            ]
+        )

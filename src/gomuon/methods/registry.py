@@ -1,0 +1,35 @@
+"""All methods by name. The table of methods, the command line, the planner and the tests use it."""
+
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from gomuon.optimizer import MatrixOptimizer
+
+Method = TypeVar("Method", bound="type[MatrixOptimizer]")
+
+METHODS: dict[str, "type[MatrixOptimizer]"] = {}
+
+
+def register(method: Method) -> Method:
+    """Class decorator: make a method known under its recipe's name.
+
+    Raises:
+        ValueError: another class has that name already.
+    """
+    name = method.recipe.name
+    known = METHODS.get(name)
+    if known is not None and (known.__module__, known.__qualname__) != (
+        method.__module__,
+        method.__qualname__,
+    ):
+        raise ValueError(
+            f"two methods are named {name!r}: {known.__module__}.{known.__qualname__} and "
+            f"{method.__module__}.{method.__qualname__}; give the recipe another name"
+        )
+    METHODS[name] = method
+    return method
+
+
+def setting_names() -> set[str]:
+    """The names of all methods' settings."""
+    return {name for method in METHODS.values() for name in method.recipe.settings}

@@ -1,0 +1,87 @@
+"""Scion: the linear minimisation oracle of one norm for hidden layers, of another for the head."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from gomuon.functional.polar_factor import polar
+from gomuon.geometry.base import Geometry
+from gomuon.methods.recipe import ModelUse, Recipe
+from gomuon.methods.registry import register
+from gomuon.methods.stations import MUON, Group, aspect, lerp_momentum, rate
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.groups import groups_of
+from gomuon.parameters.routing import Route, RoutingTable
+from gomuon.parameters.stacks import Stack
+from gomuon.settings import FLAG, NOT_NEGATIVE, Setting, one_of, with_defaults
+
+_SIGN = "output head: sign"
+
+
+def polar_or_sign(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """The oracle of the group's norm: the polar factor, or sign(X)/n for an output head."""
+    return X.sign() / X.shape[-1] if group["norm"] == "sign" else polar(X, group["polar"])
+
+
+def radius_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """The radius of the norm ball, times √(m/n) where the norm is spectral."""
+    return group["radius"] * (1.0 if group["norm"] == "sign" else aspect(D, clipped=False)) * D
+
+
+def constrained_or_decayed(stack: Stack, group: Group) -> tuple[float | Tensor, Tensor | None]:
+    """W ← (1 − lr)W, which keeps W in the norm ball, or plain decay."""
+    return 1 - group["lr"] * (1.0 if group["constrained"] else group["weight_decay"]), None
+
+
+def _head_as_matrix(model: nn.Module, table: RoutingTable) -> RoutingTable:
+    return RoutingTable(
+        Route(r.name, r.parameter, "matrix", _SIGN) if r.reason == "output head" else r
+        for r in table
+    )
+
+
+def _head_in_its_own_group(
+    table: RoutingTable, settings: Mapping[str, Any]
+) -> list[dict[str, Any]]:
+    heads = [r for r in table if r.reason == _SIGN]
+    others = groups_of(RoutingTable(r for r in table if r.reason != _SIGN))
+    own = {
+        "params": [(r.name, r.parameter) for r in heads],
+        "treatment": "matrix",
+        "norm": "sign",
+        "radius": settings["head_radius"],
+    }
+    return [*others, own] if heads else others
+
+
+RECIPE = Recipe(
+    "Scion",
+    geometry=Geometry(),
+    source=lerp_momentum,
+    direction=polar_or_sign,
+    scale=radius_scale,
+    decay=constrained_or_decayed,
+    settings={
+        **rate(1e-3),
+        **with_defaults(MUON, momentum=0.9, nesterov=False),
+        "constrained": Setting(False, FLAG),
+        "radius": Setting(1.0, NOT_NEGATIVE),
+        "head_radius": Setting(1.0, NOT_NEGATIVE),
+        "norm": Setting("spectral", one_of("spectral", "sign")),
+    },
+    formula="D = radius·√(m/n)·polar(M); sign(M)/n for the output head",
+    origin="LIONS-EPFL/scion; its momentum is our 1 − β",
+    model_use=ModelUse(route=_head_as_matrix, groups=_head_in_its_own_group),
+)
+
+
+@register
+class Scion(MatrixOptimizer):
+    """Scion: the LMO of the spectral norm for hidden layers, of the sign norm for the head.
+
+    `constrained=True` multiplies the weights by 1 − lr, which keeps them in the norm ball; `radius`
+    and `head_radius` are those of the two balls. Bare parameters are all taken as hidden layers.
+    """
+
+    recipe = RECIPE

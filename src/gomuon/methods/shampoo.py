@@ -1,0 +1,84 @@
+"""Scalable Shampoo."""
+
+import torch
+from torch import Tensor
+
+from gomuon.functional.linalg import decompose, guarded, widened
+from gomuon.functional.oracle import preconditioned
+from gomuon.geometry.gradients import GradientGrams, inverse_power
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.registry import register
+from gomuon.methods.stations import (
+    MOMENTUM,
+    Clock,
+    Group,
+    gradient,
+    length,
+    momentum_after,
+    rate,
+    to_length,
+)
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Stack
+from gomuon.settings import INTERVAL, NOT_NEGATIVE, SHARE, Setting, one_of, with_defaults
+
+
+def ridge_roots(S: Tensor, observations: int, group: Group) -> list[Tensor | None]:
+    """(S + ridge·λ_max·I)^(−power)."""
+
+    def root(S: Tensor) -> Tensor:
+        # In float64, because a ridge of 1e-6 is as small as float32's own errors.
+        values, V = decompose(torch.linalg.eigh, widened(S))
+        largest = values[..., -1:]
+        ridged = torch.where(largest > 0, values.clamp_min(0) + group["ridge"] * largest, 1.0)
+        return inverse_power(ridged, V, group["power"]).to(S.dtype)
+
+    return guarded(root, S)
+
+
+def grafted_preconditioning(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = P_L X P_R rescaled to the length of another rule's step."""
+    D = preconditioned(X, stack.map("left_map"), stack.map("right_map"))
+    rule = group["graft"]
+    if rule is None:
+        return D
+    if rule == "sgd":
+        return to_length(D, length(X))
+    kept, weight = (1.0, 1.0) if rule == "adagrad" else (0.999, 0.001)
+    square = stack.memory("square")
+    stack.remember(square, square.mul(kept).addcmul_(X, X, value=weight))
+    return to_length(D, length(X / (square.sqrt() + 1e-10)))
+
+
+RECIPE = Recipe(
+    "Shampoo",
+    geometry=GradientGrams(ridge_roots),
+    clock=Clock(statistics="statistics_every", maps="refresh_every"),
+    source=gradient,
+    direction=grafted_preconditioning,
+    scale=momentum_after,
+    settings={
+        **rate(1e-2),
+        **with_defaults(MOMENTUM, momentum=0.9),
+        "factor_decay": Setting(0.999, SHARE),
+        "ridge": Setting(1e-6, NOT_NEGATIVE),
+        "power": Setting(0.25, SHARE),
+        "graft": Setting("rmsprop", one_of("sgd", "adagrad", "rmsprop", None)),
+        "statistics_every": Setting(1, INTERVAL),
+        "refresh_every": Setting(10, INTERVAL),
+        "block_size": Setting(1024, INTERVAL),
+    },
+    formula="D = L^−¼ G R^−¼, grafted to the length of another rule's step, then momentum",
+    origin="Anil et al. 2020, google-research scalable_shampoo",
+)
+
+
+@register
+class Shampoo(MatrixOptimizer):
+    """Scalable Shampoo: inverse roots of gradient Grams, grafted to another rule's length.
+
+    `graft` is "sgd", "adagrad", "rmsprop" or None. Sides above `block_size` are cut into pieces of
+    that size, the last one filled up with zeros. `factor_decay=1` sums.
+    """
+
+    recipe = RECIPE

@@ -1,0 +1,121 @@
+"""SOAP: Adam in the slowly rotating eigenbasis of the gradient Grams."""
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gomuon.functional.linalg import decompose, over_batch
+from gomuon.functional.oracle import preconditioned
+from gomuon.geometry.base import Geometry
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.registry import register
+from gomuon.methods.stations import Clock, Group, rate
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Layer, Stack
+from gomuon.parameters.state import Entries, both_sides
+from gomuon.settings import BETAS, DECAY, INTERVAL, NOT_NEGATIVE, WHOLE, Setting
+
+
+class RotatingBasis(Geometry):
+    """Q_L, Q_R: eigenvectors at first, then one power step and QR every `refresh_every` steps.
+
+    Everything happens after the update, with the gradient the update was made of.
+    """
+
+    description = "gradient Gram moments and their eigenbasis"
+    acts_after = True
+    entries: ClassVar[Entries] = {
+        **both_sides("factor", numbers="semidefinite"),
+        **both_sides("basis", numbers="cosines"),
+    }
+
+    def after(self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group) -> None:
+        for stack in stacks:
+            for side, G in (("left", stack.G), ("right", stack.G.mT)):
+                if G.shape[-2] <= group["max_side"]:
+                    _follow(stack, side, G @ G.mT, group, rotate=bool(due))
+
+
+def _follow(stack: Stack, side: str, gram: Tensor, group: Group, *, rotate: bool) -> None:
+    factor = stack.factor(f"{side}_factor", start=torch.zeros_like(gram))
+    stack.remember(factor, factor.lerp(gram, 1 - group["factor_decay"]))
+    basis = stack.map(f"{side}_basis")
+    if basis is None:
+        _, vectors = decompose(torch.linalg.eigh, factor)
+        stack.set(f"{side}_basis", vectors.flip(-1))
+    elif rotate:
+        _rotate(stack, side, factor, basis)
+
+
+def _rotate(stack: Stack, side: str, factor: Tensor, basis: Tensor) -> None:
+    """One power step; the second moment follows its directions as they change places."""
+    estimate = (basis * (factor @ basis)).sum(-2)  # diag(QᵀLQ)
+    order = estimate.argsort(dim=-1, descending=True)
+    ordered = torch.take_along_dim(basis, order.unsqueeze(-2), dim=-1)
+    rotated = over_batch(lambda part: torch.linalg.qr(part), factor @ ordered)[0]
+    # Where the power step overflows, the basis keeps its directions, in their new places.
+    stack.set(f"{side}_basis", stack.usable(rotated, ordered))
+    square = stack.memory("square")
+    index = order.unsqueeze(-1) if side == "left" else order.unsqueeze(-2)
+    square.copy_(torch.take_along_dim(square, index, dim=-2 if side == "left" else -1))
+
+
+def adam_mean(stack: Stack, group: Group) -> Tensor:
+    """M ← β₁M + (1−β₁)G, kept in the original coordinates."""
+    return stack.memory("momentum").lerp_(stack.G, 1 - group["betas"][0])
+
+
+def rotated_adam(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = Q_L[(Q_LᵀMQ_R)/(√v + ε)]Q_Rᵀ, bias-corrected; v the average of (Q_LᵀGQ_R)²."""
+    (beta1, beta2), s = group["betas"], stack.updates
+    left, right = stack.map("left_basis"), stack.map("right_basis")
+    transposed = (None if left is None else left.mT, None if right is None else right.mT)
+
+    def rotate(Y: Tensor) -> Tensor:
+        return preconditioned(Y, transposed[0], right)
+
+    v = stack.memory("square")
+    stack.remember(v, v.lerp(rotate(stack.G).square(), 1 - beta2))
+    step = rotate(X) / (v.sqrt() + group["eps"])
+    correction = math.sqrt(1 - beta2**s) / (1 - beta1**s)
+    return correction * preconditioned(step, left, transposed[1])
+
+
+def shrunk_with_weights(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """(1 − lr·λ)·D: weight decay applied after the update shortens the update too."""
+    return (1 - group["lr"] * group["weight_decay"]) * D
+
+
+RECIPE = Recipe(
+    "SOAP",
+    geometry=RotatingBasis(),
+    clock=Clock(maps="refresh_every"),
+    source=adam_mean,
+    direction=rotated_adam,
+    scale=shrunk_with_weights,
+    settings={
+        **rate(3e-3),
+        "betas": Setting((0.95, 0.95), BETAS),
+        "eps": Setting(1e-8, NOT_NEGATIVE),
+        "weight_decay": Setting(0.01, NOT_NEGATIVE),
+        "factor_decay": Setting(0.95, DECAY),
+        "refresh_every": Setting(10, INTERVAL),
+        "max_side": Setting(10_000, WHOLE),
+    },
+    formula="D = Q_L[(Q_Lᵀ M Q_R)/(√v + ε)]Q_Rᵀ, v the average of (Q_Lᵀ G Q_R)²",
+    origin="Vyas et al. 2024, nikhilvyas/SOAP",
+    observes_first=1,
+)
+
+
+@register
+class SOAP(MatrixOptimizer):
+    """SOAP: Adam in the slowly rotating eigenbasis of Shampoo's Grams.
+
+    The first step only observes. Sides larger than `max_side` keep the identity.
+    """
+
+    recipe = RECIPE

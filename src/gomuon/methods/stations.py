@@ -1,0 +1,216 @@
+"""The stations that several methods share: clock, source, direction, trust, scale, decay.
+
+Each is a function of a `Stack` (G, W, memories and maps of layers of one shape, [b, m, n]) and its
+group's settings. A method chooses one for each station; stations that only one method has stand in
+its own file.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gomuon.functional.oracle import frobenius_graft, matched_direction
+from gomuon.functional.polar_factor import polar
+from gomuon.parameters.stacks import Stack
+from gomuon.settings import (
+    DECAY,
+    EXPONENTS,
+    FLAG,
+    INTERVAL,
+    NOT_NEGATIVE,
+    POLAR,
+    SHRINKAGE,
+    WHOLE,
+    Setting,
+    Settings,
+    optional,
+    with_defaults,
+)
+
+Group = Mapping[str, Any]
+Source = Callable[[Stack, Group], Tensor]
+Direction = Callable[[Tensor, Stack, Group], Tensor]
+Pending = tuple[Stack, Tensor, Tensor]  # a stack, its source, its direction
+Decay = Callable[[Stack, Group], tuple[float | Tensor, Tensor | None]]
+Total = Callable[[Tensor], Tensor]  # a sum over all ranks
+Trust = Callable[[Iterable[Pending], Group, Total], Iterable[Pending]]
+Scale = Callable[[Tensor, Stack, Group], Tensor]
+
+
+# ---- the clock: t mod K = 0 ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Clock:
+    """When factors are observed and when maps are renewed.
+
+    Each is the name of the setting that holds the interval in steps; None is every step. A layer
+    with a phase in [0, 1) has its turn that part of the interval later.
+    """
+
+    statistics: str | None = None
+    maps: str | None = None
+
+    def observes(self, group: Group, phase: float = 0.0) -> bool:
+        """Whether the step `group["step"]` observes factors of layers with this phase."""
+        return _is_due(group, self.statistics, phase)
+
+    def renews(self, group: Group, phase: float = 0.0) -> bool:
+        """Whether the step `group["step"]` renews maps of layers with this phase."""
+        return _is_due(group, self.maps, phase)
+
+
+EVERY_STEP = Clock()
+
+
+def _is_due(group: Group, interval: str | None, phase: float) -> bool:
+    """t mod K = ⌊phase·K⌋, the condition of Equation (27)."""
+    if interval is None:
+        return True
+    every: int = group[interval]
+    return bool(group["step"] % every == int(phase * every))
+
+
+# ---- sources: G -> X --------------------------------------------------------------------------
+
+
+def gradient(stack: Stack, group: Group) -> Tensor:
+    """X = G."""
+    return stack.G
+
+
+def lerp_momentum(stack: Stack, group: Group) -> Tensor:
+    """M ← βM + (1−β)G, Equation (30); X = (1−β)G + βM with Nesterov, Equation (31), else M."""
+    return lerp(stack.G, stack, group)
+
+
+def heavy_ball_momentum(stack: Stack, group: Group) -> Tensor:
+    """M ← βM + G; X = G + βM with Nesterov, else M."""
+    return heavy_ball(stack.G, stack, group)
+
+
+def lerp(G: Tensor, stack: Stack, group: Group) -> Tensor:
+    """`lerp_momentum` of something other than the gradient."""
+    beta = group["momentum"]
+    M = stack.memory("momentum").lerp_(G, 1 - beta)  # (30)
+    return G.lerp(M, beta) if group["nesterov"] else M  # (31)
+
+
+def heavy_ball(G: Tensor, stack: Stack, group: Group) -> Tensor:
+    """`heavy_ball_momentum` of something other than the gradient."""
+    beta = group["momentum"]
+    M = stack.memory("momentum").mul_(beta).add_(G)
+    return G.add(M, alpha=beta) if group["nesterov"] else M
+
+
+# ---- directions: X -> D ---------------------------------------------------------------------
+
+
+def matched_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = P_B·polar(P_B X P_A)·P_A, Equations (32)–(33), grafted as in (34) if asked for."""
+    left, right = stack.map("left_map"), stack.map("right_map")
+    D, rank = matched_direction(X, left, right, polar_method=group["polar"])
+    return grafted(D, rank, group)
+
+
+def plain_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D = polar(X), Equation (1)."""
+    return polar(X, group["polar"])
+
+
+def grafted(D: Tensor, rank: Tensor, group: Group) -> Tensor:
+    """‖D‖_F = √rank of the polar factor, √min(m, n) at full rank; no graft keeps D's own length."""
+    return frobenius_graft(D, rank) if group.get("graft") == "frobenius" else D
+
+
+def length(X: Tensor) -> Tensor:
+    """‖X‖_F, [b, 1, 1]."""
+    return torch.linalg.matrix_norm(X, keepdim=True)
+
+
+def to_length(D: Tensor, wanted: Tensor) -> Tensor:
+    """D rescaled to this Frobenius norm; 0 stays 0."""
+    own = length(D)
+    return D * torch.where(own > 0, wanted / own, 0.0)
+
+
+# ---- trust: all directions of a group together --------------------------------------------------
+
+
+def each_alone(pending: Iterable[Pending], group: Group, total: Total) -> Iterable[Pending]:
+    """Nothing couples the layers, and none waits for another."""
+    return pending
+
+
+# ---- scales: D -> U ---------------------------------------------------------------------------
+
+
+def muon_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """√max(1, m/n)·D, the factor of Equation (35)."""
+    return aspect(D) * D
+
+
+def ratio_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """√(m/n)·D, or √max(1, m/n)·D with aspect "max"."""
+    return aspect(D, clipped=group["aspect"] == "max") * D
+
+
+def momentum_after(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """Heavy-ball momentum of directions instead of gradients."""
+    return heavy_ball(D, stack, group)
+
+
+def aspect(D: Tensor, *, clipped: bool = True) -> float:
+    """√max(1, m/n), or √(m/n)."""
+    m, n = D.shape[-2:]
+    return math.sqrt(max(1.0, m / n) if clipped else m / n)
+
+
+# ---- decay: (factor, drift) in W ← factor·W − drift − lr·U --------------------------------------
+
+
+def decayed(stack: Stack, group: Group) -> tuple[float | Tensor, Tensor | None]:
+    """W ← (1 − lr·λ)W, or in the step's geometry W ← W − lr·λ·W P_A²/mean(P_A²)."""
+    rate = group["lr"] * group["weight_decay"]
+    right = stack.map("right_map") if group.get("geometry_decay") else None
+    if right is None:
+        return 1 - rate, None
+    metric = right @ right
+    mean = metric.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
+    return 1.0, rate * stack.W @ (metric / mean)
+
+
+# ---- settings that several methods share --------------------------------------------------------
+
+
+def rate(default: float) -> dict[str, Setting]:
+    """The learning rate."""
+    return {"lr": Setting(default, NOT_NEGATIVE)}
+
+
+MOMENTUM: Settings = {
+    "momentum": Setting(0.95, DECAY),
+    "nesterov": Setting(True, FLAG),
+    "weight_decay": Setting(0.0, NOT_NEGATIVE),
+}
+MUON: Settings = {**MOMENTUM, "polar": Setting("auto", POLAR)}
+PAPER: Settings = with_defaults(MUON, momentum=0.8)
+CAPTURE: Settings = {
+    "token_stride": Setting(1, INTERVAL),
+    "token_skip": Setting(0, WHOLE),
+    "reduce": Setting(False, FLAG),
+    "stagger": Setting(False, FLAG),
+}
+CURVATURE: Settings = {
+    **CAPTURE,
+    "alpha": Setting(0.25, EXPONENTS),
+    "refresh_every": Setting(4, INTERVAL),
+    "factor_decay": Setting(0.97, DECAY),
+    "input_decay": Setting(None, optional(DECAY)),
+    "shrinkage": Setting("oas", SHRINKAGE),
+    "geometry_decay": Setting(False, FLAG),
+}

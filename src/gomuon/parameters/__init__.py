@@ -1,0 +1,1 @@
+"""A model's parameters: how each is treated, and how it is cut into matrices."""

@@ -1,0 +1,77 @@
+"""Parameter groups: which parameters are matrices, and their names."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from gomuon.parameters.routing import Route, RoutingTable, plain_name
+
+Group = Mapping[str, Any]
+
+
+def groups_of(table: RoutingTable) -> list[dict[str, Any]]:
+    """One group for the matrices and one for AdamW, so that schedulers scale each by its own lr."""
+    groups = [
+        {
+            "params": [(route.name, route.parameter) for route in table.treated(treatment)],
+            "treatment": treatment,
+        }
+        for treatment in ("matrix", "adamw")
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def is_matrix(group: Group, parameter: Tensor) -> bool:
+    if group["treatment"] == "auto":
+        return parameter.ndim >= 2
+    return bool(group["treatment"] == "matrix")
+
+
+def parameter_name(group: Group, index: int, position: int) -> str:
+    """The name the user gave, or the parameter's place among the groups."""
+    names = group.get("param_names")
+    return names[position] if names else f"group {index}, parameter {position}"
+
+
+def named(group: Group, index: int) -> Iterator[tuple[str, Tensor]]:
+    for position, parameter in enumerate(group["params"]):
+        yield parameter_name(group, index, position), parameter
+
+
+def with_groups(table: RoutingTable, groups: Sequence[Group]) -> RoutingTable:
+    """The table, and what the groups hold beyond it."""
+    listed = {route.parameter for route in table}
+    added = [
+        Route(
+            name,
+            parameter,
+            "matrix" if is_matrix(group, parameter) else "adamw",
+            f"{parameter.ndim} dimensions"
+            if group["treatment"] == "auto"
+            else "asked for by its group",
+        )
+        for index, group in enumerate(groups)
+        for name, parameter in named(group, index)
+        if parameter not in listed
+    ]
+    return RoutingTable([*table, *added])
+
+
+def names_of_model(params: Any, groups: Sequence[Group], model: nn.Module | None) -> Any:
+    """Parameters of a new group under the model's names for them, if the other groups have names.
+
+    Args:
+        params: as `add_param_group` takes them.
+        groups: the optimizer's other groups.
+        model: the attached model.
+    """
+    named_already = bool(groups) and "param_names" in groups[0]
+    if model is None or not named_already or isinstance(params, set):
+        return params  # torch refuses sets itself
+    given = [params] if isinstance(params, Tensor) else list(params)
+    if not all(isinstance(one, Tensor) for one in given):
+        return given
+    names: dict[Tensor, str] = {p: plain_name(name) for name, p in model.named_parameters()}
+    count = sum(len(group["params"]) for group in groups)
+    return [(names.get(p, f"parameter {count + i}"), p) for i, p in enumerate(given)]

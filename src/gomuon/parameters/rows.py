@@ -1,0 +1,228 @@
+"""A module's input and output gradient as rows x and δ, one row for each use of the weight."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+
+from gomuon.functional.linalg import symmetric_product
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Which rows enter the statistics, and in which form.
+
+    Args:
+        stride: of every sequence, every stride-th position.
+        skip: the first positions left out.
+        reduce: K-FAC-reduce; one row per example, inputs averaged and gradients summed over
+            positions. The default is K-FAC-expand, one row per position.
+        ones: inputs extended by a one, for a bias that joins the matrix.
+    """
+
+    stride: int = 1
+    skip: int = 0
+    reduce: bool = False
+    ones: bool = False
+
+    @property
+    def takes_all(self) -> bool:
+        """Whether every row enters as it is."""
+        return self.stride == 1 and not self.skip and not self.reduce
+
+
+@dataclass(frozen=True)
+class LinearRows:
+    """y = Wx over the last dimension; dimensions between the first and the last are positions."""
+
+    sampling: Sampling = Sampling()
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """[batch, positions…, n] -> [N, n]."""
+        rows = self._rows(x, average=True)
+        return F.pad(rows, (0, 1), value=1.0) if self.sampling.ones else rows
+
+    def gradients(self, g: Tensor) -> Tensor:
+        """[batch, positions…, m] -> [N, m]."""
+        return self._rows(g, average=False)
+
+    def uses(self, g: Tensor) -> int:
+        """Rows the weight was used on, before any are left out."""
+        return len(g) if self.sampling.reduce and g.ndim > 2 else g.numel() // g.shape[-1]
+
+    def positions(self, y: Tensor) -> tuple[int, ...]:
+        """The shape y's rows are laid out in."""
+        return y.shape[:-1]
+
+    def mask_rows(self, mask: Tensor) -> Tensor:
+        """A mask over the positions -> [N, 1]."""
+        return self._rows(mask.unsqueeze(-1), average=False)
+
+    def fits_output(self, y: Tensor, moment: tuple[int, ...]) -> bool:
+        """Whether y has rows for a moment of this shape."""
+        return y.shape[-1:] == moment[-1:]
+
+    def fits_input(self, x: Tensor, y: Tensor, moment: tuple[int, ...]) -> bool:
+        """Whether x has rows for a moment of this shape, as many as y."""
+        width = moment[-1] - self.sampling.ones
+        if x.shape[-1:] != (width,):
+            return False
+        same_number = x.numel() * y.shape[-1] == y.numel() * width
+        return x.shape[:-1] == y.shape[:-1] or (self.sampling.takes_all and same_number)
+
+    def _rows(self, v: Tensor, *, average: bool) -> Tensor:
+        if v.ndim < 3:
+            return v.reshape(-1, v.shape[-1])
+        v = v.flatten(1, -2)
+        if self.sampling.stride > 1 or self.sampling.skip:
+            v = v[:, self.sampling.skip :: self.sampling.stride]
+        if self.sampling.reduce and v.shape[1]:  # no positions give no row
+            v = v.mean(1) if average else v.sum(1)
+        return v.reshape(-1, v.shape[-1])
+
+
+@dataclass(frozen=True)
+class ConvRows:
+    """A convolution as K-FAC sees it: a linear map of unfolded patches, one per output position.
+
+    Grouped convolutions give one matrix per group: rows come as [groups, N, …].
+    """
+
+    kernel: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: tuple[tuple[int, int], ...]
+    dilation: tuple[int, ...]
+    groups: int
+    sampling: Sampling = Sampling()
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """[batch, channels, space…] -> [N, channels·kernel], or [groups, N, …]."""
+        dims = len(self.kernel)
+        x = x if x.ndim == dims + 2 else x.unsqueeze(0)
+        x = F.pad(x, [size for pair in reversed(self.padding) for size in pair])
+        for dim, (size, stride, dilation) in enumerate(
+            zip(self.kernel, self.stride, self.dilation, strict=True), start=2
+        ):
+            x = x.unfold(dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
+        # [batch, channels, positions…, kernel…] -> [batch, groups, positions, patch]
+        batch, channels = x.shape[:2]
+        positions = math.prod(x.shape[2 : 2 + dims])
+        x = x.reshape(batch, self.groups, channels // self.groups, positions, *x.shape[2 + dims :])
+        patches = x.movedim(3, 2).flatten(3)
+        if self.sampling.ones:
+            patches = F.pad(patches, (0, 1), value=1.0)
+        return self._rows(patches, average=True)
+
+    def gradients(self, g: Tensor) -> Tensor:
+        """[batch, channels, space…] -> [N, channels], or [groups, N, …]."""
+        g = g if g.ndim == len(self.kernel) + 2 else g.unsqueeze(0)
+        batch, channels = g.shape[:2]
+        positions = math.prod(g.shape[2:])
+        g = g.reshape(batch, self.groups, channels // self.groups, positions).mT
+        return self._rows(g, average=False)
+
+    def uses(self, g: Tensor) -> int:
+        """Rows the weight was used on, before any are left out."""
+        g = g if g.ndim == len(self.kernel) + 2 else g.unsqueeze(0)
+        return len(g) if self.sampling.reduce else g.numel() // g.shape[1]
+
+    def positions(self, y: Tensor) -> tuple[int, ...]:
+        """The shape y's rows are laid out in."""
+        dims = len(self.kernel)
+        return (*y.shape[: -dims - 1], *y.shape[-dims:])
+
+    def mask_rows(self, mask: Tensor) -> Tensor:
+        """A mask over the positions -> [N, 1]."""
+        mask = mask if mask.ndim > len(self.kernel) else mask.unsqueeze(0)
+        mask = mask.flatten(1)
+        return mask[:, self.sampling.skip :: self.sampling.stride].reshape(-1, 1)
+
+    def fits_output(self, y: Tensor, moment: tuple[int, ...]) -> bool:
+        """Whether y has rows for a moment of this shape."""
+        dims, channels = len(self.kernel), moment[-1] * self.groups
+        batched = y.ndim == dims + 2
+        return (batched or y.ndim == dims + 1) and y.shape[batched] == channels
+
+    def fits_input(self, x: Tensor, y: Tensor, moment: tuple[int, ...]) -> bool:
+        """Whether x has rows for a moment of this shape, as many as y."""
+        channels = (moment[-1] - self.sampling.ones) // math.prod(self.kernel) * self.groups
+        batched = int(y.ndim == len(self.kernel) + 2)
+        if x.ndim != y.ndim or x.shape[batched] != channels:
+            return False
+        return (*x.shape[:batched], *self._convolved(x.shape[batched + 1 :])) == self.positions(y)
+
+    def _convolved(self, space: tuple[int, ...]) -> list[int]:
+        """The number of output positions along each dimension."""
+        sizes = zip(space, self.kernel, self.stride, self.padding, self.dilation, strict=True)
+        return [
+            (size + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1
+            for size, kernel, stride, padding, dilation in sizes
+        ]
+
+    def _rows(self, v: Tensor, *, average: bool) -> Tensor:
+        """[batch, groups, positions, d] -> [N, d] or [groups, N, d]."""
+        if self.sampling.stride > 1 or self.sampling.skip:
+            v = v[:, :, self.sampling.skip :: self.sampling.stride]
+        if self.sampling.reduce and v.shape[2]:
+            v = (v.mean(2) if average else v.sum(2)).unsqueeze(2)
+        rows = v.movedim(1, 0).flatten(1, 2)
+        return rows if self.groups > 1 else rows[0]
+
+
+Rows = LinearRows | ConvRows
+Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
+
+
+def rows_for(module: nn.Module, sampling: Sampling) -> Rows | None:
+    """How to read rows of a module whose weight can be captured; None for every other module."""
+    if isinstance(module, nn.Linear) or is_transposed_linear(module):
+        return LinearRows(sampling)
+    if isinstance(module, Convolution) and module.padding_mode == "zeros":
+        return ConvRows(
+            tuple(module.kernel_size),
+            tuple(module.stride),
+            _padding(module),
+            tuple(module.dilation),
+            module.groups,
+            sampling,
+        )
+    return None
+
+
+def can_capture(v: Tensor, device: torch.device) -> bool:
+    """Whether a moment can be formed of v: a dense real tensor on the weight's device."""
+    if v.layout != torch.strided or v.is_nested or v.is_quantized or v.is_complex():
+        return False
+    if v.is_meta or v.device != device:
+        return False
+    if torch.compiler.is_compiling():
+        return True
+    if type(v).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return False  # a fake or masked tensor, whose operations mean something else
+    # Inference tensors cannot be kept for the backward pass; the tap has no forward-mode rule.
+    return not v.is_inference() and forward_ad.unpack_dual(v).tangent is None
+
+
+def is_transposed_linear(module: nn.Module) -> bool:
+    """Transformers' Conv1D: a linear layer whose weight is stored inputs × outputs."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and hasattr(module, "nx")
+
+
+def _padding(module: Convolution) -> tuple[tuple[int, int], ...]:
+    """Zeros added before and after each dimension."""
+    if module.padding == "same":  # torch pads an odd one at the end
+        total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
+        return tuple((size // 2, size - size // 2) for size in total)
+    if module.padding == "valid":
+        return tuple((0, 0) for _ in module.kernel_size)
+    return tuple((int(size), int(size)) for size in module.padding)
+
+
+def moment(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Σ v vᵀ over rows, [d, d] or [groups, d, d], in `dtype`."""
+    # A user may call backward inside autocast, which would round the product to bfloat16.
+    with torch.autocast(rows.device.type, enabled=False):
+        return symmetric_product(rows.to(dtype))

@@ -1,0 +1,376 @@
+"""Matrix parameters as the step sees them: layers, and stacks of layers of one shape.
+
+A `Layer` is one parameter as a batch of matrices [blocks, m, n]. A `Stack` joins the layers of one
+shape into one tensor per quantity, so that one call serves them all.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from gomuon.functional.linalg import working_dtype
+from gomuon.moments import Statistics
+from gomuon.parameters.specs import PLAIN, LayerSpec, matrix_sides
+
+Item = TypeVar("Item")
+
+
+@dataclass(eq=False)
+class Layer:
+    """A matrix parameter, its state, and what was captured of it in this step.
+
+    `phase` is the part of the refresh interval by which it refreshes later, see `stagger`.
+    """
+
+    name: str
+    parameter: Tensor
+    state: dict[str, Any]
+    spec: LayerSpec = PLAIN
+    phase: float = 0.0
+    statistics: Statistics | None = None
+    dtype: torch.dtype = field(init=False)
+    shape: tuple[int, int] = field(init=False)
+    rows: int = field(init=False)
+    columns: int = field(init=False)
+    blocks: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        # State and arithmetic are float32 or wider, whatever the parameter's dtype.
+        self.dtype = working_dtype(self.parameter)
+        self._whole_shape = matrix_sides(self.parameter, self.spec)
+        self.rows, self.columns, *shape = self.spec.tiling(*self._whole_shape)
+        self.shape = (shape[0], shape[1])
+        self.blocks = self.rows * self.columns
+        follow(self.parameter, self.state)
+
+    @property
+    def updates(self) -> int:
+        """Updates this layer has had; a layer that joins late starts its own count."""
+        return self.state.get("updates", 0)
+
+    @property
+    def weights(self) -> Tensor:
+        """W, [blocks, m, n]."""
+        return self._matrices(self.parameter, self.spec.bias)
+
+    @property
+    def whole_weight(self) -> Tensor:
+        """The parameter, all of it."""
+        return self.parameter
+
+    @property
+    def gradients(self) -> Tensor:
+        """G, [blocks, m, n]."""
+        bias = self.spec.bias
+        return self._matrices(_gradient(self.parameter), None if bias is None else _gradient(bias))
+
+    def assign(self, matrices: Tensor) -> None:
+        """Write the stack back into the parameter (and the bias that joined it)."""
+        whole = self._whole(matrices)
+        if self.spec.bias is not None:
+            if self.spec.bias.grad is not None:  # a frozen bias stays
+                self.spec.bias.copy_(whole[:, -1])
+            whole = whole[:, :-1]
+        whole = whole.mT if self.spec.transposed else whole
+        self.parameter.copy_(whole.reshape(self.parameter.shape))
+
+    def move(self, factor: float | Tensor, step: Tensor) -> None:
+        """W ← factor·W − step."""
+        self.assign(factor * self.weights - step)
+
+    @property
+    def is_direct(self) -> bool:
+        """Whether the parameter is its own matrix: no copy stands between it and the update."""
+        return self.is_reshape and self.parameter.dtype == self.dtype
+
+    def recall(self, name: str) -> Tensor:
+        """An elementwise memory by name, [blocks, m, n]; zero at first."""
+        kept = self.state.get(name)
+        if kept is None:
+            return torch.zeros(
+                self.blocks, *self.shape, dtype=self.dtype, device=self.parameter.device
+            )
+        return kept.reshape(self.blocks, *self.shape) if self.is_reshape else kept
+
+    def keep(self, name: str, matrices: Tensor) -> Tensor:
+        """Let a memory be this view of a stack, in the parameter's shape where that is one."""
+        view = matrices.view(self.parameter.shape) if self.is_reshape else matrices
+        self.state[name] = view
+        return view
+
+    def set_map(self, name: str, value: Tensor | None) -> bool:
+        """Cache a new map; None leaves the old one, for which the step is exact (Corollary 2)."""
+        if value is not None:
+            self.state[name] = value
+        return value is not None
+
+    def spread(self, name: str, side: str) -> Tensor | None:
+        """A cached map for each block, [blocks, …]; None stands for the identity."""
+        kept: Tensor | None = self.state.get(name)
+        if kept is None or len(kept) == self.blocks:
+            return kept
+        if side == "left":
+            return kept.repeat_interleave(self.columns, 0)
+        return kept.repeat(self.rows, *[1] * (kept.ndim - 1))
+
+    @property
+    def is_reshape(self) -> bool:
+        """Whether the stack is the parameter itself in another shape."""
+        spec = self.spec
+        plain = not spec.transposed and spec.bias is None and spec.block is None
+        return plain and spec.columns == 1
+
+    def _matrices(self, tensor: Tensor, bias: Tensor | None) -> Tensor:
+        matrix = tensor.to(self.dtype)
+        matrix = matrix.mT if self.spec.transposed else matrix.reshape(len(matrix), -1)
+        if bias is not None:
+            matrix = torch.cat([matrix, bias.to(self.dtype).unsqueeze(1)], dim=1)
+        (m, n), (high, wide) = self._whole_shape, self.shape
+        if self.spec.block is not None:
+            matrix = F.pad(matrix, (0, self.columns * wide - n, 0, self.rows * high - m))
+        tiles = matrix.reshape(self.rows, high, self.columns, wide)
+        return tiles.movedim(2, 1).reshape(self.blocks, high, wide)
+
+    def _whole(self, matrices: Tensor) -> Tensor:
+        (m, n), (high, wide) = self._whole_shape, self.shape
+        tiles = matrices.reshape(self.rows, self.columns, high, wide).movedim(1, 2)
+        return tiles.reshape(self.rows * high, self.columns * wide)[:m, :n]
+
+
+class Stack:
+    """G, W, memories and maps of layers of one shape, [b, m, n] over all their blocks.
+
+    What lasts (memories, maps) is stacked once and stays so: the layers' states hold views of it.
+    A stack lives as long as the same layers take part.
+    """
+
+    def __init__(self, layers: Sequence[Layer]) -> None:
+        self.layers = layers
+        self._sizes = [layer.blocks for layer in layers]
+        # What the layers' states hold of each, and the stack it is a view of.
+        self._kept: dict[str, tuple[Sequence[Tensor | None], Tensor]] = {}
+        self._G: Tensor | None = None
+        self.unusable: Tensor | None = None  # matrices with a result that was not finite, [b]
+        self._direct = all(layer.is_direct for layer in layers)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.layers[0].shape
+
+    @property
+    def updates(self) -> int:
+        """Updates these layers have had; the one in progress counts once it has been counted."""
+        return self.layers[0].updates
+
+    def count(self) -> None:
+        """One more update."""
+        for layer in self.layers:
+            layer.state["updates"] = layer.updates + 1
+
+    def end(self) -> None:
+        """Let go of what belongs to one step."""
+        self._G = None
+
+    # ---- read ------------------------------------------------------------------------------------
+
+    @property
+    def G(self) -> Tensor:
+        """The gradients, [b, m, n]; stacked once a step."""
+        if self._G is None:
+            self._G = torch.cat([layer.gradients for layer in self.layers])
+        return self._G
+
+    @property
+    def W(self) -> Tensor:
+        """A copy of the weights, [b, m, n]."""
+        return torch.cat([layer.weights for layer in self.layers])
+
+    def memory(self, name: str) -> Tensor:
+        """An elementwise memory, [b, m, n], zero at first; written to in place."""
+        whole = self._known(name)
+        if whole is None:
+            whole = torch.cat([layer.recall(name) for layer in self.layers])
+            parts = zip(self.layers, whole.split(self._sizes), strict=True)
+            self._kept[name] = [layer.keep(name, part) for layer, part in parts], whole
+        return whole
+
+    def factor(self, name: str, start: Tensor) -> Tensor:
+        """A memory of another shape, [b, …], `start` at first; written to in place."""
+        whole = self._known(name)
+        if whole is None:
+            starts = zip(self.layers, start.split(self._sizes), strict=True)
+            whole = torch.cat([layer.state.get(name, part) for layer, part in starts])
+            self.set(name, whole)
+        return whole
+
+    def set(self, name: str, whole: Tensor) -> None:
+        """Make `whole` [b, …] the layers' maps or factors of that name."""
+        # As a checkpoint gives it back: products of another layout differ in their last bits.
+        whole = whole.contiguous()
+        parts = list(whole.split(self._sizes))
+        for layer, part in zip(self.layers, parts, strict=True):
+            layer.state[name] = part
+        self._kept[name] = parts, whole
+
+    def set_maps(self, name: str, results: Sequence[Tensor | None]) -> list[Layer]:
+        """Cache new maps of the blocks; returns layers that lack one and keep their old ones."""
+        failed, begin = [], 0
+        for layer in self.layers:
+            blocks = [made for made in results[begin : begin + layer.blocks] if made is not None]
+            begin += layer.blocks
+            whole = torch.stack(blocks) if len(blocks) == layer.blocks else None
+            if not layer.set_map(name, whole):
+                failed.append(layer)
+        return failed
+
+    def _known(self, name: str) -> Tensor | None:
+        """What is kept stacked, unless a layer's state was given another tensor since."""
+        if name not in self._kept:
+            return None
+        views, whole = self._kept[name]
+        same = all(
+            layer.state.get(name) is view for layer, view in zip(self.layers, views, strict=True)
+        )
+        return whole if same else None
+
+    def map(self, name: str) -> Tensor | None:
+        """Cached maps by name ("left_map", …), [b, …]; None when every one is the identity."""
+        whole = self._known(name)
+        if whole is None and (whole := self._stacked(name)) is not None:
+            for layer, part in zip(self.layers, whole.split(self._sizes), strict=True):
+                kept = layer.state.get(name)
+                if kept is not None and len(kept) == layer.blocks:
+                    layer.state[name] = part
+            self._kept[name] = [layer.state.get(name) for layer in self.layers], whole
+        return whole
+
+    def _stacked(self, name: str) -> Tensor | None:
+        side, _, kind = name.partition("_")
+        maps = [layer.spread(name, side) for layer in self.layers]
+        present = next((cached for cached in maps if cached is not None), None)
+        if present is None:
+            return None
+        return torch.cat(
+            [
+                _neutral(present, kind).expand(layer.blocks, *present.shape[1:])
+                if cached is None
+                else cached
+                for layer, cached in zip(self.layers, maps, strict=True)
+            ]
+        )
+
+    # ---- guarded -----------------------------------------------------------------------------
+
+    def remember(self, memory: Tensor, new: Tensor) -> Tensor:
+        """`memory` ← `new` in place, but for matrices that are not finite: those stay as they were.
+
+        One overflow must not stay in a memory for ever.
+        """
+        return memory.copy_(self.usable(new, memory))
+
+    def usable(self, new: Tensor, instead: Tensor | float) -> Tensor:
+        """`new` [b, …] where it is finite, else `instead`; nothing is read from the device."""
+        finite = new.flatten(1).sum(1).isfinite()
+        self.unusable = ~finite if self.unusable is None else self.unusable | ~finite
+        return torch.where(finite.view(-1, *[1] * (new.ndim - 1)), new, instead)
+
+    def unusable_layers(self) -> list[Layer]:
+        """Layers with a result that was not finite since the last call; waits for the device."""
+        if self.unusable is None:
+            return []
+        parts, self.unusable = self.unusable.split(self._sizes), None
+        return [layer for layer, part in zip(self.layers, parts, strict=True) if bool(part.any())]
+
+    # ---- write -----------------------------------------------------------------------------------
+
+    def move(self, factor: float | Tensor, step: Tensor) -> None:
+        """W ← factor·W − step."""
+        parts = step.split(self._sizes)
+        if not self._direct:
+            for layer, part in zip(self.layers, parts, strict=True):
+                layer.move(factor, part)
+            return
+        weights = [layer.parameter for layer in self.layers]
+        if isinstance(factor, Tensor) or factor != 1:
+            torch._foreach_mul_(weights, factor)
+        torch._foreach_sub_(
+            weights, [p.reshape(W.shape) for p, W in zip(parts, weights, strict=True)]
+        )
+
+
+@dataclass
+class Participants:
+    """Who takes part in a group's steps, for as long as `key` stays the same.
+
+    Attributes:
+        key: what it was made for: the parameters with gradients, and their states.
+        stacks: the layers this rank computes.
+        others: the parameters AdamW updates, with their states.
+        matrices: all ranks' matrices, where each has an owner.
+    """
+
+    key: list[Any]
+    stacks: list[Stack]
+    others: list[tuple[Tensor, dict[str, Any]]]
+    matrices: Sequence[Any] = ()
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers of all stacks."""
+        return [layer for stack in self.stacks for layer in stack.layers]
+
+
+def stacked(layers: Iterable[Layer]) -> list[Stack]:
+    """Layers that can go through the step together, as stacks."""
+    return [Stack(batch) for batch in alike(layers, _kind)]
+
+
+def _kind(layer: Layer) -> tuple[object, ...]:
+    return layer.shape, layer.dtype, layer.parameter.device, layer.updates
+
+
+def alike(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
+    """Items with equal keys together, in order of first appearance."""
+    groups: dict[Hashable, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())
+
+
+@contextmanager
+def naming(layers: Sequence[Layer]) -> Iterator[None]:
+    """Add a note to an exception that says which layers were computed, unless it has one."""
+    try:
+        yield
+    except Exception as failure:
+        if getattr(failure, "__notes__", ()) or not layers:
+            raise
+        names = ", ".join(repr(layer.name) for layer in layers[:3])
+        more = f" and {len(layers) - 3} more" if len(layers) > 3 else ""
+        shapes = {f"{m}×{n}" for m, n in (layer.shape for layer in layers)}
+        size = f" ({shapes.pop()})" if len(shapes) == 1 else ""
+        failure.add_note(f"in the step of {names}{more}{size}")
+        raise
+
+
+def follow(parameter: Tensor, state: dict[str, Any]) -> None:
+    """Let a model that was moved or converted take its state along."""
+    for key, value in state.items():
+        if isinstance(value, Tensor) and key != "step":  # AdamW counts on the host
+            state[key] = value.to(parameter.device, working_dtype(parameter))
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _neutral(like: Tensor, kind: str) -> Tensor:
+    """What a layer without geometry uses: the identity, or ones for what multiplies elementwise."""
+    if kind in ("map", "basis"):
+        return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+    return torch.ones_like(like[:1])

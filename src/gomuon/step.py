@@ -1,0 +1,146 @@
+"""The step: the paper's "Complete update", Equations (27)–(35), for every method and every team."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gomuon.adamw import adamw_step
+from gomuon.distributed.team import Captured, Team
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.stations import Pending
+from gomuon.moments import MomentShapes, Statistics
+from gomuon.parameters.stacks import Participants, Stack, naming
+from gomuon.reports import Reports
+from gomuon.threads.spreading import concurrently
+
+Group = Mapping[str, Any]
+Observer = Callable[[Stack, Tensor, Tensor], None]  # of a stack, its source and its update
+
+# A layer's state holds one of these once it has a geometry.
+_GEOMETRY = {"left_map", "right_map", "left_factor", "right_factor"}
+
+
+def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`torch.compiler.disable`, delayed to the first call because it loads the compiler."""
+    disabled = functools.cache(lambda: torch.compiler.disable(function))
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return disabled()(*args, **kwargs)
+
+    return call
+
+
+class Step:
+    """Takes steps by a recipe.
+
+    Args:
+        recipe: the method's.
+        reports: where layers are reported that could not be served.
+        check_finite: whether directions that are not finite are left out.
+    """
+
+    def __init__(self, recipe: Recipe, reports: Reports, *, check_finite: bool) -> None:
+        self.recipe = recipe
+        self.reports = reports
+        self.check_finite = check_finite
+        self.has_model = False  # whether layers are captured, so that one without maps is reported
+        self.observers: list[Observer] = []
+
+    def take(
+        self,
+        groups: Sequence[dict[str, Any]],
+        participants: Sequence[Participants],
+        team: Team,
+        captured: Captured,
+        wanted: Callable[[int], Mapping[Tensor, MomentShapes]],
+    ) -> None:
+        """One step of all groups.
+
+        Args:
+            groups: the optimizer's.
+            participants: who takes part, by group.
+            team: the ranks that work together.
+            captured: what this rank captured, by group.
+            wanted: the shapes of the moments that a group captures.
+        """
+        both = list(zip(groups, participants, strict=True))
+        for index, (group, present) in enumerate(both):
+            if not (present.stacks or present.matrices):
+                continue
+            weights = bool(group.get("geometry_decay")) or self.recipe.geometry.reads_weights
+            arrived = team.gather(present.matrices, weights=weights)
+            statistics: Mapping[Tensor, Statistics] = {}
+            if index in captured:
+                statistics = team.sum_statistics(present.matrices, captured[index], wanted(index))
+            arrived()
+            with team.together(present):
+                self.refresh(present, statistics, group)
+                self.update(present, group, team)
+            team.send(present.matrices)
+            for stack in present.stacks:
+                stack.end()
+        # AdamW runs while steps are sent. It comes last, because another rank's work may fail.
+        for group, present in both:
+            if present.others:
+                adamw_step(present.others, group, team.local)
+        team.finish()
+        for group, present in both:
+            group["step"] += bool(present.key)  # last: an interrupted step is not counted
+
+    def refresh(
+        self, present: Participants, statistics: Mapping[Tensor, Statistics], group: Group
+    ) -> None:
+        """If t mod K = 0: factors and maps. A layer that cannot be served keeps its maps."""
+        geometry, clock = self.recipe.geometry, self.recipe.clock
+        observed = [layer for layer in present.layers if clock.observes(group, layer.phase)]
+        renewed = [layer for layer in present.layers if clock.renews(group, layer.phase)]
+        for layer in observed:
+            layer.statistics = statistics.get(layer.parameter)
+        failed = [
+            *geometry.observe(observed, present.stacks, group),  # (27) A_t, B_t; (28) B̄_t
+            *geometry.renew(renewed, present.stacks, group),  # (29) P_A, P_B
+        ]
+        for layer in observed:
+            layer.statistics = None
+        if failed:
+            self.reports.failed(failed)
+        if self.has_model and any(geometry.captured_sides(group)):
+            blind = [layer.name for layer in observed if not _GEOMETRY & layer.state.keys()]
+            if blind and float(group["lr"]):
+                self.reports.blind(blind)
+
+    def update(self, present: Participants, group: Group, team: Team) -> None:
+        """Move the weights, layers of one shape at a time, stacked [b, m, n]."""
+        recipe, lr = self.recipe, group["lr"]
+        directions = self.directions(present.stacks, group)  # (30)–(34)
+        for stack, source, D in recipe.trust(directions, group, team.total):
+            U = recipe.scale(D, stack, group)  # √max(1, m/n)·D_t
+            factor, drift = recipe.decay(stack, group)
+            stack.move(factor, lr * U if drift is None else drift + lr * U)  # (35) W_{t+1}
+            stack.count()
+            for observe in self.observers:
+                observe(stack, source, U)
+        if recipe.geometry.acts_after:
+            due = [layer for layer in present.layers if recipe.clock.renews(group, layer.phase)]
+            recipe.geometry.after(due, present.stacks, group)
+
+    def directions(self, stacks: Sequence[Stack], group: Group) -> Iterator[Pending]:
+        """Source and direction of every stack that moves, several computed side by side."""
+        moving = []
+        for stack in stacks:
+            if stack.updates < self.recipe.observes_first:
+                stack.count()
+            else:
+                moving.append(stack)
+        return concurrently([partial(self._direction, stack, group) for stack in moving])
+
+    def _direction(self, stack: Stack, group: Group) -> Pending:
+        with naming(stack.layers):
+            source = self.recipe.source(stack, group)  # (30) M_t, (31) M̂_t
+            D = self.recipe.direction(source, stack, group)  # (32) C_t, (33) D_{0,t}, (34) D_t
+            return stack, source, stack.usable(D, 0.0) if self.check_finite else D
