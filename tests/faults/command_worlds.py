@@ -70,9 +70,6 @@ def template() -> Path:
         assert cli.main(["tune", *words_of(SWEEP)]) == 0
         shutil.copy("sweep/selection.json", "selection.json")
         begin()
-        Path("results").mkdir()
-        collected = ["--collect", "campaign", "--name", "race-grokking", "--results", "results"]
-        assert cli.main(["evidence", *collected]) == 0
         Path("bench").mkdir()
         torch.set_num_threads(1)
         made = made_result(mlp={"muon": 1.0}) | running.environment("quick")

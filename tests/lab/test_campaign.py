@@ -25,6 +25,7 @@ from gomuon.lab.campaign import RUNS, run_campaign
 from gomuon.lab.errors import LabError
 from gomuon.lab.plans import Arm, Plan, Quick, adapt
 from gomuon.lab.runs import METRICS, RESULT, RunConfig, load_run
+from gomuon.lab.selection import read_selection, screen
 from gomuon.lab.statistics import PAPER_WINDOWS
 from tests.lab.made_runs import ADDITION, Silent, addition, addition_plan, corpus_on_disk
 
@@ -150,7 +151,7 @@ def test_an_open_rate_is_selected_on_the_tuning_seed(
     plan = language_plan(
         arms=(
             Arm("tuned", "Tuned", "adamw", None, grid=(1e-5, 0.02, 1e-4)),
-            Arm("fixed", "Fixed", "adamw", 0.01, grid=(0.001, 0.01, 0.1)),
+            Arm("fixed", "Fixed", "muon", 0.01, grid=(0.001, 0.01, 0.1)),
         ),
         tuning_seed=9,
     )
@@ -162,12 +163,16 @@ def test_an_open_rate_is_selected_on_the_tuning_seed(
     assert names[0] == "tuned-lr1e-05-s9"
     assert len(names) == 8
     assert names[-2:] == ["tuned-s0", "fixed-s0"]
-    selection = json.loads((tmp_path / "out" / campaign.SELECTION).read_text())["arms"]
-    scores = selection["tuned"]["scores"]
-    assert min(scores, key=scores.__getitem__) == "0.02"
-    assert selection["tuned"]["rate"] == 0.02 == load_run(runs[-2].folder).config.lr
-    assert selection["fixed"]["rate"] == 0.01
-    assert not selection["fixed"]["selected"]
+    selection = read_selection(tmp_path / "out" / campaign.SELECTION)
+    tuned, fixed = selection.choices["adamw"], selection.choices["muon"]
+    scores = {candidate.rate: candidate.score or math.inf for candidate in tuned.candidates}
+    assert min(scores, key=scores.__getitem__) == 0.02
+    assert tuned.rate == 0.02 == load_run(runs[-2].folder).config.lr
+    assert tuned.selected
+    assert tuned.statistic == scores[0.02]
+    assert fixed.rate == 0.01
+    assert not fixed.selected
+    assert (selection.seeds, selection.experiment) == ((9,), "made")
 
 
 def test_a_diverged_rate_is_never_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +189,7 @@ def test_the_grokking_screen_counts_a_run_that_never_groks_as_one_more(tmp_path:
         config = dataclasses.replace(run.config, optimizer=optimizer, lr=lr, steps=5000)
         return dataclasses.replace(run, config=config, result={"grok_step": step})
 
-    entries = campaign.screen(
+    picks = screen(
         [
             outcome("muon", 0.16, 2320),
             outcome("muon", 0.16, 4520),
@@ -193,9 +198,25 @@ def test_the_grokking_screen_counts_a_run_that_never_groks_as_one_more(tmp_path:
             outcome("go-muon", 0.08, 290),
         ]
     )
-    assert entries["muon"]["rate"] == 0.16
-    assert entries["muon"]["scores"] == {"0.16": 6840, "0.32": 7001}
-    assert entries["go-muon"]["rate"] == 0.08
+    muon, go = picks
+    assert (muon.method, muon.rate) == ("muon", 0.16)
+    assert {c.rate: c.score for c in muon.candidates} == {0.16: 6840, 0.32: 7001}
+    assert (go.method, go.rate) == ("go-muon", 0.08)
+
+
+def test_one_optimizer_is_tuned_in_one_arm_only(tmp_path: Path) -> None:
+    arms = tuple(Arm(name, name, "adamw", None, grid=(0.1, 0.2)) for name in ("a", "b"))
+    with pytest.raises(LabError, match="tunes one optimizer in two arms"):
+        run_campaign(addition_plan(arms, tuning_seed=9), tmp_path / "out", watcher=Silent())
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_command_is_recorded_once_and_not_compared(tmp_path: Path) -> None:
+    plan = addition_plan(ARMS)
+    for argv in (["race", "--jobs", "1"], ["race", "--jobs", "2"]):
+        run_campaign(plan, tmp_path, watcher=Silent(), argv=argv)
+    recorded = json.loads((tmp_path / campaign.PLAN).read_text())
+    assert recorded == {**plan.declaration(), "argv": ["race", "--jobs", "1"]}
 
 
 def test_interleaved_timing_compares_whole_refresh_cycles(tmp_path: Path) -> None:

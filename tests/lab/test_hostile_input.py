@@ -40,7 +40,6 @@ SMALL = [*TINY, "--optimizers", "adamw", "--steps", "2", "--jobs", "1"]
         ["race", "--selection", ""],
         ["race", "--data-dir", ""],
         ["verify", "--device", ""],
-        ["evidence", "--name", "\t"],
         ["race", "--optimizers="],
     ],
 )
@@ -122,7 +121,6 @@ def test_an_absurd_value_of_a_race_is_refused(
         ),
         ("plan --model .:x", "cannot be imported"),
         (f"report {'x' * 300}", "neither a campaign nor a run"),
-        (f"evidence --results {'x' * 300}", "does not exist"),
         (f"bench --page --out {'x' * 300}", "does not exist"),
     ],
 )
@@ -283,7 +281,7 @@ def test_a_forged_selection_is_named(field: str, value: Any, tmp_path: Path) -> 
         *(["race", "--task", RED], ["race", "--optimizers", RED], ["race", "--seeds", RED]),
         *(["race", "--steps", RED], ["race", f"--{RED}", "1"], [RED], ["race", RED, "--help"]),
         *(["plan", RED], ["plan", "--model", RED], ["verify", "--device", RED]),
-        *(["bench", "--arms", RED], ["evidence", "--name", RED, "--collect", "x"]),
+        ["bench", "--arms", RED],
     ],
 )
 def test_escape_sequences_of_arguments_are_shown_and_not_obeyed(

@@ -14,7 +14,7 @@ import pytest
 
 from gomuon.lab import campaign, cli, experiments, optimizers, racing, report, tuning
 from gomuon.lab.errors import LabError
-from gomuon.lab.plans import Plan, run_name
+from gomuon.lab.plans import Arm, Plan, run_name
 from gomuon.lab.runs import METRICS, load_run
 from gomuon.lab.selection import (
     FILE,
@@ -26,7 +26,7 @@ from gomuon.lab.selection import (
 )
 from gomuon.lab.training import train
 from tests.lab.made_campaigns import write_campaign
-from tests.lab.made_runs import SHAPE, corpus_on_disk, forking
+from tests.lab.made_runs import SHAPE, addition_plan, corpus_on_disk, forking
 from tests.lab.test_cli import TINY, refused
 
 MADE: dict[str, Any] = {**SHAPE, "length": 8, "batch": 2}
@@ -259,6 +259,9 @@ def test_a_killed_sweep_continues_to_the_same_selection(tmp_path: Path) -> None:
     assert len(before) == 4
 
 
+MUON = {"rate": 0.05, "momentum": 0.9}
+
+
 def selection_file(folder: Path, **changes: Any) -> Path:
     content: dict[str, Any] = {
         "format": 1,
@@ -267,7 +270,7 @@ def selection_file(folder: Path, **changes: Any) -> Path:
         "seeds": [3, 4],
         "steps": 200,
         "settings": {"adamw_lr": 0.004, "width": 16},
-        "methods": {"muon": {"rate": 0.05, "momentum": 0.9}},
+        "methods": {"muon": MUON},
     }
     path = folder / FILE
     path.write_text(json.dumps(content | changes))
@@ -277,14 +280,17 @@ def selection_file(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"experiment": "race"}, "is not a selection of gomuon tune: another kind"),
-        ({"format": 2}, "is not a selection of gomuon tune"),
+        ({"experiment": 3}, "is not a selection of gomuon tune or reproduce: its experiment is 3"),
+        ({"format": 2}, "is not a selection of gomuon tune or reproduce: its format is 2"),
         ({"methods": {}}, "picks nothing"),
         ({"methods": []}, "is not a selection of gomuon tune"),
         ({"methods": {"muon": {"rate": 0.1}}}, "'momentum' is missing"),
         ({"methods": {"muon": {"rate": None, "momentum": None}}}, "every rate of muon diverged"),
         ({"methods": {"muon": {"rate": -1, "momentum": None}}}, "the rate of muon is -1"),
         ({"methods": {"muon": {"rate": 1, "momentum": 2}}}, "the momentum of muon is 2"),
+        ({"methods": {"muon": {**MUON, "edge": "left"}}}, "the edge of muon is 'left'"),
+        ({"methods": {"muon": {**MUON, "statistic": "low"}}}, "the statistic of muon is 'low'"),
+        ({"methods": {"muon": {**MUON, "candidates": [{}]}}}, "'rate' is missing"),
         ({"methods": {"mun": {"rate": 1, "momentum": None}}}, "did you mean 'muon'"),
         ({"order": ["muon", "soap"]}, "['muon', 'soap'], is not of its methods"),
         ({"task": "pbt"}, "did you mean 'ptb'"),
@@ -328,6 +334,33 @@ def test_what_is_no_selection_at_all_is_refused(
     assert "cannot read" in refused(["race", "--selection", str(path)], capsys)
     path.write_text(content)
     assert str(path) in refused(["race", "--selection", str(path)], capsys)
+
+
+def test_a_race_takes_what_an_experiment_selects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The schema of `gomuon reproduce` is the one that `--selection` reads."""
+    arms = (
+        Arm("fixed", "Fixed", "muon", 0.05, grid=(0.05, 0.1)),
+        Arm("tuned", "Tuned", "adamw", None, grid=(1e-6, 0.02)),
+    )
+    made = addition_plan(arms, seeds=(4,), tuning_seed=3, steps=20)
+    monkeypatch.setitem(experiments.EXPERIMENTS, "made", made)
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["reproduce", "made", "--threads", "1", "--out", "out"]) == 0
+    selection = read_selection(tmp_path / "out" / FILE)
+    assert list(selection.picked) == ["muon", "adamw"]
+    assert selection.picked["muon"] == (0.05, None), "declared, so not the best of its grid"
+    rate = load_run(tmp_path / "out" / "runs" / "tuned-s4").config.lr
+    assert selection.picked["adamw"] == (rate, None)
+
+    race = ["race", "--selection", "out/selection.json", "--steps", "2", "--threads", "1"]
+    assert cli.main(race) == 0
+    folder = tmp_path / "runs" / "race-grokking-tuned"
+    run = load_run(folder / "runs" / "adamw-s4")  # the first seed after the tuning seed
+    assert (run.config.lr, run.config.width, run.config.modulus) == (rate, 8, 5)
+    rule = json.loads((folder / campaign.PLAN).read_text())["rule"]
+    assert "picked by gomuon reproduce made on grokking (seed 3, 20 updates)" in rule
 
 
 def test_a_race_takes_the_selection_unless_told_otherwise(tmp_path: Path) -> None:

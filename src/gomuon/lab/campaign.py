@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +11,10 @@ from gomuon.lab import corpora, optimizers, tasks
 from gomuon.lab.errors import LabError
 from gomuon.lab.foreign import is_file, making_sense_of
 from gomuon.lab.limits import require_whole
-from gomuon.lab.plans import Arm, Plan, run_name, tuning_name
+from gomuon.lab.plans import Plan, run_name
 from gomuon.lab.runs import Run, RunConfig, is_finished, load_run
+from gomuon.lab.selection import FILE as SELECTION
+from gomuon.lab.selection import screen, tuned_picks, write_selection
 from gomuon.lab.storage import (
     locked,
     make_folder,
@@ -24,7 +26,7 @@ from gomuon.lab.storage import (
 from gomuon.lab.timing import interleaved
 from gomuon.lab.workers import Watcher, run_all
 
-PLAN, RUNS, SELECTION, TIMING = "plan.json", "runs", "selection.json", "timing.json"
+PLAN, RUNS, TIMING = "plan.json", "runs", "timing.json"
 WRITTEN = (PLAN, RUNS, SELECTION, TIMING, "report.md", "report.html")
 TIMING_CYCLES = {"full": 25, "quick": 4}
 FEWER_CYCLES = {"full": 3, "quick": 2}  # of the many steps in which all of many arms have a cycle
@@ -38,6 +40,7 @@ def run_campaign(
     watcher: Watcher,
     data_dir: str | Path | None = None,
     method: str | None = None,
+    argv: Sequence[str] | None = None,
 ) -> list[Run]:
     """Run everything the plan declares that is not finished yet.
 
@@ -48,6 +51,7 @@ def run_campaign(
         watcher: hears of every run's progress.
         data_dir: where the corpora are.
         method: how processes start; by default a fork server.
+        argv: the words of the command that started it, recorded in ``plan.json``.
 
     Returns:
         The plan's runs, tuning runs first.
@@ -59,7 +63,7 @@ def run_campaign(
     with locked(folder):
         refuse_links(*(folder / name for name in WRITTEN))
         remove_leftovers(folder)
-        declare(plan, folder)
+        declare(plan, folder, argv)
 
         def carry_out(configs: list[RunConfig]) -> None:
             pending = []
@@ -73,15 +77,17 @@ def run_campaign(
                 pending, folder / RUNS, jobs=jobs, watcher=watcher, data_dir=data_dir, method=method
             )
 
+        def load(configs: list[RunConfig]) -> list[Run]:
+            return [load_run(folder / RUNS / run_name(config)) for config in configs]
+
         tuning = plan.tuning_configs()
         carry_out(tuning)
         with making_sense_of(folder):
-            rates = select_rates(plan, folder)
-        main = plan.main_configs(rates)
+            main = plan.main_configs(select_rates(plan, load(tuning)))
         carry_out(main)
         with making_sense_of(folder):
-            runs = [load_run(folder / RUNS / run_name(config)) for config in (*tuning, *main)]
-            record_selection(plan, folder, rates, runs)
+            runs = load([*tuning, *main])
+            record_selection(plan, folder, runs)
         measure_timing(plan, folder, data_dir, watcher.note)
         return runs
 
@@ -91,6 +97,12 @@ def check(plan: Plan, data_dir: str | Path | None) -> None:
     tasks.check_name(plan.task)
     for arm in plan.arms:
         optimizers.find(arm.optimizer)
+    tuned = [arm.optimizer for arm in plan.arms if arm.grid]
+    if len(set(tuned)) < len(tuned):
+        raise LabError(
+            f"{plan.experiment} tunes one optimizer in two arms ({', '.join(tuned)}); "
+            f"{SELECTION} has one entry per optimizer, so remove the grid of all but one of them"
+        )
     config = plan.config(plan.arms[0], plan.seeds[0], plan.arms[0].lr or plan.arms[0].grid[0])
     if config.task in corpora.CORPORA:
         corpora.load(config.task, data_dir)  # fetched once here, found by every worker
@@ -98,13 +110,16 @@ def check(plan: Plan, data_dir: str | Path | None) -> None:
     tasks.build_model(tasks.build(short, data_dir))
 
 
-def declare(plan: Plan, folder: Path) -> None:
-    """Write the plan down before anything runs; hold a continued campaign to it."""
+def declare(plan: Plan, folder: Path, argv: Sequence[str] | None = None) -> None:
+    """Write the plan down before anything runs; hold a continued campaign to it.
+
+    The command is recorded and not compared: the same plan may be continued by another one.
+    """
     path, wanted = folder / PLAN, plan.declaration()
     if not path.exists():
         if any(folder.glob(f"{RUNS}/*")):
             raise LabError(f"{folder} has runs but no {PLAN}; give another folder with --out")
-        write_json(path, wanted)
+        write_json(path, wanted if argv is None else {**wanted, "argv": list(argv)})
         return
     recorded = read_json(path)
     for field in wanted:
@@ -126,67 +141,23 @@ def _difference(recorded: Any, wanted: Any) -> tuple[str, str]:
     return repr(recorded), repr(wanted)
 
 
-def select_rates(plan: Plan, folder: Path) -> dict[str, float]:
-    """Per arm whose rate is open, the rate of its grid with the lowest geometric mean."""
-    rates: dict[str, float] = {}
-    for arm in plan.arms:
-        if arm.lr is None:
-            scores = _tuning_scores(plan, arm, folder)
-            best = min(scores, key=lambda rate: (scores[rate] is None, scores[rate] or 0.0))
-            rates[arm.name] = best
-    return rates
-
-
-def _tuning_scores(plan: Plan, arm: Arm, folder: Path) -> dict[float, float | None]:
-    scores: dict[float, float | None] = {}
-    for rate in arm.grid:
-        run = load_run(folder / RUNS / f"{tuning_name(arm, rate)}-s{plan.tuning_seed}")
-        scores[rate] = None if run.result is None else run.result.get("geometric_mean")
-    return scores
-
-
-def record_selection(plan: Plan, folder: Path, rates: dict[str, float], runs: list[Run]) -> None:
-    """Write ``selection.json``: what was tried, what it scored, what was taken.
-
-    Entries: {"rate": taken, "selected": whether by score, "scores": {rate: statistic}}.
-    """
-    entries: dict[str, Any] = {}
-    for arm in plan.arms:
-        if plan.tuning_seed is not None and arm.grid:
-            scores = _tuning_scores(plan, arm, folder)
-            entries[arm.name] = {
-                "rate": rates.get(arm.name, arm.lr),
-                "selected": arm.lr is None,
-                "scores": {f"{rate:g}": score for rate, score in scores.items()},
-            }
-    if plan.task == "grokking" and plan.paper is not None:
-        entries = screen(runs)
-    if entries:
-        write_json(
-            folder / SELECTION,
-            {"rule": plan.rule, "tuning_seed": plan.tuning_seed, "arms": entries},
-        )
-
-
-def screen(runs: list[Run]) -> dict[str, Any]:
-    """The grokking screen: per optimizer the rate with the lowest sum of grok steps."""
-    sums: dict[str, dict[float, int]] = {}
-    for run in runs:
-        if run.result is not None:
-            never = run.config.steps + 1
-            of_rate = sums.setdefault(run.config.optimizer, {})
-            step = run.result["grok_step"]
-            of_rate[run.config.lr] = of_rate.get(run.config.lr, 0) + (
-                never if step is None else step
-            )
+def select_rates(plan: Plan, tuning: Sequence[Run]) -> dict[str, float]:
+    """Per arm whose rate is open, the rate of its grid with the best statistic."""
+    picks = {pick.method: pick for pick in tuned_picks(plan, tuning)}
+    # Where every rate diverged, the first one: its runs show that.
     return {
-        optimizer: {
-            "rate": min(of_rate, key=of_rate.__getitem__),
-            "selected": True,
-            "scores": {f"{rate:g}": total for rate, total in of_rate.items()},
-        }
-        for optimizer, of_rate in sums.items()
+        arm.name: picks[arm.optimizer].rate or arm.grid[0] for arm in plan.arms if arm.lr is None
     }
+
+
+def record_selection(plan: Plan, folder: Path, runs: Sequence[Run]) -> None:
+    """Write ``selection.json`` if the plan tries several rates."""
+    if plan.task == "grokking" and plan.paper is not None:
+        picks = screen(runs)
+    else:
+        picks = tuned_picks(plan, runs)
+    if picks:
+        write_selection(folder, plan, picks)
 
 
 def measure_timing(

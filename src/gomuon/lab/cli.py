@@ -1,4 +1,4 @@
-"""The commands: race, tune, reproduce, report, data, methods, bench, plan, verify, evidence."""
+"""The commands: race, tune, reproduce, report, data, methods, bench, plan, verify."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +29,6 @@ from gomuon.lab import (
 from gomuon.lab.bench.command import bench
 from gomuon.lab.display import open_display
 from gomuon.lab.errors import LabError
-from gomuon.lab.evidence.command import evidence
 from gomuon.lab.flags import OPEN, Folder, Number, Shape, Switch, Whole, Words, refuse_empty
 from gomuon.lab.foreign import making_sense_of
 from gomuon.lab.limits import require_whole
@@ -45,6 +45,8 @@ app = tyro.extras.SubcommandApp()
 Conclusion = Callable[[Plan, Sequence[Run], Console], None]
 
 SHAPE = Shape()
+# The words of the command that is running, which a campaign records.
+ARGV: ContextVar[Sequence[str] | None] = ContextVar("argv", default=None)
 
 
 @app.command
@@ -73,8 +75,8 @@ def race(
         optimizers: Names separated by commas, by default go-muon,muon,adamw; the first is
             compared with each of the others. All names: gomuon methods.
         lr: Peak matrix rates, such as go-muon=.08,muon=.16; the others keep their defaults.
-        selection: The selection.json of a gomuon tune: task, optimizers, model, rates and momenta
-            are the sweep's unless given here.
+        selection: The selection.json of a gomuon tune or reproduce: task, optimizers, model,
+            rates and momenta are taken from it unless given here.
         seeds: Such as 0,1,2 or 0-2; every seed pairs all optimizers. By default 0, with a
             selection the first seed it was not made on.
         steps: Updates per run; by default the task's own number.
@@ -197,8 +199,8 @@ def reproduce(
             leaves open ablations, adamw-rate, muon-rate-ptb, muon-rate-shakespeare and null-space.
         seeds: Instead of the declared ones, such as 0,1 or 17402-17404.
         steps: Updates per run; fewer than declared labels every result as quick.
-        selection: The selection.json of a gomuon tune, whose rates and momenta replace the
-            declared ones.
+        selection: The selection.json of a gomuon tune or reproduce, whose rates and momenta
+            replace the declared ones.
         quick: A version of a few minutes, labelled as such everywhere.
         dry_run: Print the plan and a time estimate from a few real updates; run nothing.
         jobs: Runs side by side; by default one per core.
@@ -308,9 +310,6 @@ app.command(plan)
 app.command(verify)
 
 
-app.command(evidence)
-
-
 def share(runs: int, jobs: int | None, threads: int | None, folder: Path) -> tuple[int, int]:
     """How many runs at a time and how many threads each.
 
@@ -337,7 +336,9 @@ def carry_out(
     if plan.experiment == EXPERIMENT:
         console.print(f"Rule: {plan.rule}", markup=False, highlight=False)
     with open_display(plan, console) as display:
-        runs = campaign.run_campaign(plan, folder, jobs=jobs, watcher=display, data_dir=data_dir)
+        runs = campaign.run_campaign(
+            plan, folder, jobs=jobs, watcher=display, data_dir=data_dir, argv=ARGV.get()
+        )
     with making_sense_of(folder):
         conclude(plan, runs, console)
     write_report(folder)
@@ -354,6 +355,7 @@ def write_report(folder: Path) -> None:
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit code is 2 for a user's error and 130 after Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    ARGV.set(tuple(arguments))
     try:
         refuse_empty(arguments)
         dispatch(arguments or ["--help"])

@@ -1,9 +1,13 @@
-"""What a sweep picks: candidates scored by the declared statistic, and the file that keeps it."""
+"""``selection.json``: the rates that were tried, what they scored, and which one each method takes.
+
+`gomuon tune` and `gomuon reproduce` write it; `--selection` of `gomuon race` and `gomuon reproduce`
+takes it.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ from gomuon.lab import optimizers, tasks
 from gomuon.lab import wording as w
 from gomuon.lab.errors import LabError
 from gomuon.lab.foreign import UNFIT
-from gomuon.lab.plans import Plan
+from gomuon.lab.plans import Plan, tuning_name
 from gomuon.lab.runs import Run, RunConfig
 from gomuon.lab.statistics import grokking_result, language_result, window_name, windows_for
 from gomuon.lab.storage import read_json, write_json
@@ -50,10 +54,29 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Pick:
-    """The candidates of one method, and the best of them."""
+    """The candidates of one method, and the one it takes.
+
+    Attributes:
+        declared: a rate that the plan fixes; its candidates are run and shown, and none is picked.
+    """
 
     method: str
     candidates: tuple[Candidate, ...]
+    declared: float | None = None
+
+    @property
+    def taken(self) -> Candidate | None:
+        """The best candidate, or the one at the declared rate."""
+        if self.declared is None:
+            return self.best
+        return next((c for c in self.candidates if c.rate == self.declared), None)
+
+    @property
+    def rate(self) -> float | None:
+        """The rate that is taken; None when every candidate diverged."""
+        if self.declared is not None:
+            return self.declared
+        return None if self.best is None else self.best.rate
 
     @property
     def best(self) -> Candidate | None:
@@ -63,17 +86,19 @@ class Pick:
 
     @property
     def edge(self) -> str | None:
-        """Which end of the grid the best lies on: "lower", "upper", "only" one rate, or None."""
-        if self.best is None:
+        """Which end of the grid the rate lies on: "lower", "upper", "only" one rate, or None."""
+        if self.taken is None:
             return None
         rates = {candidate.rate for candidate in self.candidates}
         if len(rates) == 1:
             return "only"
         ends = {min(rates): "lower", max(rates): "upper"}
-        return ends.get(self.best.rate)
+        return ends.get(self.taken.rate)
 
     def warning(self) -> str | None:
         """What must be said loudly: nothing was picked, or the optimum may lie outside."""
+        if self.declared is not None:
+            return None
         name = optimizers.title(self.method)
         if self.best is None:
             return f"{name}: nothing picked, every rate diverged; sweep lower rates"
@@ -130,15 +155,56 @@ def picks_of(plan: Plan, runs: Sequence[Run]) -> list[Pick]:
     return [Pick(method, tuple(candidates)) for method, candidates in found.items()]
 
 
+def tuned_picks(plan: Plan, runs: Sequence[Run]) -> list[Pick]:
+    """Per arm of an experiment that has a grid, its candidates on the tuning seed."""
+    if plan.tuning_seed is None:
+        return []
+    picks = []
+    for arm in plan.arms:
+        candidates = []
+        for rate in arm.grid:
+            config = plan.config(arm, plan.tuning_seed, rate, tuning_name(arm, rate))
+            own = [run for run in runs if run.config.arm == config.arm]
+            momentum = arm.options.get("momentum")
+            candidates.append(candidate(config.arm, config, momentum, own, 1))
+        if candidates:
+            picks.append(Pick(arm.optimizer, tuple(candidates), declared=arm.lr))
+    return picks
+
+
+def screen(runs: Sequence[Run]) -> list[Pick]:
+    """The screen of modular addition: per optimizer and rate the sum of grok steps over moduli.
+
+    A run that never groks counts as one update more than it made.
+    """
+    sums: dict[str, dict[float, int]] = {}
+    for run in runs:
+        if run.result is not None:
+            of_rate = sums.setdefault(run.config.optimizer, {})
+            step = run.result["grok_step"] or run.config.steps + 1
+            of_rate[run.config.lr] = of_rate.get(run.config.lr, 0) + step
+    return [
+        Pick(
+            method,
+            tuple(
+                Candidate(f"{method}-{rate:g}", method, rate, score=float(total))
+                for rate, total in of_rate.items()
+            ),
+        )
+        for method, of_rate in sums.items()
+    ]
+
+
 def write_selection(folder: Path, plan: Plan, picks: Sequence[Pick]) -> Path:
-    """Write ``selection.json``: what was tried, what it scored, what was picked."""
+    """Write ``selection.json``: what was tried, what it scored, what each method takes."""
     methods = {}
     for pick in picks:
-        best = pick.best
+        taken = pick.taken
         methods[pick.method] = {
-            "rate": None if best is None else best.rate,
-            "momentum": None if best is None else best.momentum,
-            "statistic": None if best is None else best.score,
+            "rate": pick.rate,
+            "selected": pick.declared is None,
+            "momentum": None if taken is None else taken.momentum,
+            "statistic": None if taken is None else taken.score,
             "edge": pick.edge,
             "warning": pick.warning(),
             "candidates": [_entry(candidate) for candidate in pick.candidates],
@@ -148,9 +214,9 @@ def write_selection(folder: Path, plan: Plan, picks: Sequence[Pick]) -> Path:
         path,
         {
             "format": FORMAT,
-            "experiment": EXPERIMENT,
+            "experiment": plan.experiment,
             "task": plan.task,
-            "seeds": list(plan.seeds),
+            "seeds": list(plan.seeds if plan.tuning_seed is None else (plan.tuning_seed,)),
             "steps": plan.steps,
             "windows": [window_name(window) for window in plan.windows],
             "statistic": plan.statistic,
@@ -176,26 +242,58 @@ def _entry(candidate: Candidate) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Selection:
-    """A ``selection.json`` read back.
+class Choice:
+    """What a ``selection.json`` says of one method.
 
     Attributes:
-        picked: method -> (rate, momentum or None).
-        diverged: methods of which every candidate diverged.
+        rate: the one it takes; None when every candidate diverged.
+        momentum: None for the method's default.
+        selected: whether the rate was picked by its statistic; otherwise the plan declared it.
+        statistic: what the rate scored; None when it was not tried or diverged.
+        edge: as `Pick.edge`.
+        candidates: all that were tried; empty in a file written by hand.
     """
 
+    rate: float | None
+    momentum: float | None
+    selected: bool = True
+    statistic: float | None = None
+    edge: str | None = None
+    candidates: tuple[Candidate, ...] = ()
+
+
+@dataclass(frozen=True)
+class Selection:
+    """A ``selection.json`` read back; `choices` by method, in the order they were asked for."""
+
+    experiment: str
     task: str
-    picked: dict[str, tuple[float, float | None]]
-    diverged: tuple[str, ...]
+    choices: dict[str, Choice]
     seeds: tuple[int, ...]
     steps: int
     settings: dict[str, Any]
 
     @property
+    def picked(self) -> dict[str, tuple[float, float | None]]:
+        """Method -> (rate, momentum or None), of every method that has a rate."""
+        return {
+            name: (choice.rate, choice.momentum)
+            for name, choice in self.choices.items()
+            if choice.rate is not None
+        }
+
+    @property
+    def diverged(self) -> tuple[str, ...]:
+        """Methods of which every candidate diverged."""
+        return tuple(name for name, choice in self.choices.items() if choice.rate is None)
+
+    @property
     def words(self) -> str:
         """Where its rates come from, for the rule of a plan that uses them."""
-        sweep = f"{w.seeds(self.seeds)}, {w.many(self.steps, 'update')}"
-        return f"picked by gomuon tune on {self.task} ({sweep})"
+        tuned = self.experiment == EXPERIMENT
+        command = EXPERIMENT if tuned else f"reproduce {self.experiment}"
+        made_on = f"{w.seeds(self.seeds)}, {w.many(self.steps, 'update')}"
+        return f"picked by gomuon {command} on {self.task} ({made_on})"
 
     def options(self, method: str) -> dict[str, Any]:
         momentum = self.picked[method][1]
@@ -220,24 +318,25 @@ class Selection:
 
 
 def read_selection(path: Path) -> Selection:
-    """Read what ``gomuon tune`` wrote.
+    """Read what ``gomuon tune`` or ``gomuon reproduce`` wrote.
 
     Raises:
         LabError: it is no such file, or no method in it has a rate.
     """
     content = read_json(path)
     try:
-        if (content["experiment"], content["format"]) != (EXPERIMENT, FORMAT):
-            raise ValueError("another kind of selection")
+        if content["format"] != FORMAT:
+            raise ValueError(f"its format is {content['format']!r}, expected {FORMAT}")
+        if not isinstance(content["experiment"], str):
+            raise ValueError(f"its experiment is {content['experiment']!r}, expected a name")
         settings, methods = content["settings"], content["methods"]
         order = content.get("order", list(methods))
         if set(order) != set(methods):
             raise ValueError(f"its order, {order!r}, is not of its methods")
-        picks = {str(name): _picked(name, methods[name]) for name in order}
         found = Selection(
+            content["experiment"],
             tasks.check_name(str(content["task"])),
-            {name: pick for name, pick in picks.items() if pick is not None},
-            tuple(name for name, pick in picks.items() if pick is None),
+            {str(name): _choice(name, methods[name]) for name in order},
             tuple(int(seed) for seed in content["seeds"]),
             int(content["steps"]),
             {name: settings[name] for name in INHERITED if name in settings},
@@ -251,25 +350,50 @@ def read_selection(path: Path) -> Selection:
             raise ValueError(f"it picks nothing{why}")
     except KeyError as error:
         raise LabError(
-            f"{path} is not a selection of gomuon tune: {error.args[0]!r} is missing"
+            f"{path} is not a selection of gomuon tune or reproduce: {error.args[0]!r} is missing"
         ) from error
     except (LabError, *UNFIT) as error:
-        raise LabError(f"{path} is not a selection of gomuon tune: {error}") from error
-    for name in picks:
+        raise LabError(f"{path} is not a selection of gomuon tune or reproduce: {error}") from error
+    for name in found.choices:
         optimizers.find(name)
     return found
 
 
-def _picked(name: str, entry: Mapping[str, Any]) -> tuple[float, float | None] | None:
-    """Rate and momentum of a method; None if every candidate diverged."""
-    rate, momentum = entry["rate"], entry["momentum"]
-    if rate is None:
+def _choice(name: str, entry: Mapping[str, Any]) -> Choice:
+    return Choice(
+        _number(f"rate of {name}", entry["rate"], lambda rate: 0 < rate < math.inf),
+        _number(f"momentum of {name}", entry["momentum"], lambda momentum: 0 <= momentum < 1),
+        bool(entry.get("selected", True)),
+        _number(f"statistic of {name}", entry.get("statistic"), math.isfinite),
+        _edge(name, entry.get("edge")),
+        tuple(_candidate(name, one) for one in entry.get("candidates", ())),
+    )
+
+
+def _candidate(method: str, entry: Mapping[str, Any]) -> Candidate:
+    """A candidate as `_entry` wrote it; the name of its arm is not kept."""
+    return Candidate(
+        "",
+        method,
+        float(entry["rate"]),
+        _number(f"momentum of {method}", entry["momentum"], math.isfinite),
+        _number(f"statistic of {method}", entry["statistic"], math.isfinite),
+        _number(f"accuracy of {method}", entry.get("final_test_accuracy"), math.isfinite),
+    )
+
+
+def _edge(name: str, value: Any) -> str | None:
+    if value is not None and value not in ("lower", "upper", "only"):
+        raise ValueError(f"the edge of {name} is {value!r}")
+    return value
+
+
+def _number(name: str, value: Any, fits: Callable[[float], bool]) -> float | None:
+    if value is None:
         return None
-    if not (isinstance(rate, int | float) and 0 < rate < math.inf):
-        raise ValueError(f"the rate of {name} is {rate!r}")
-    if momentum is not None and not (isinstance(momentum, int | float) and 0 <= momentum < 1):
-        raise ValueError(f"the momentum of {name} is {momentum!r}")
-    return float(rate), None if momentum is None else float(momentum)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+        raise ValueError(f"the {name} is {value!r}")
+    return float(value)
 
 
 def _mean(values: Sequence[float]) -> float:
