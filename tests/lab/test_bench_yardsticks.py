@@ -8,13 +8,15 @@ from torch import nn
 
 import gomuon
 from gomuon.lab.bench.newton_schulz import NewtonSchulzMuon, newton_schulz
-from gomuon.lab.bench.plain import PlainGoMuon, PlainMuon
+from gomuon.lab.bench.plain_loop import PlainOptimizer, plain_go_muon, plain_muon
 from tests.models import language_loss, transformer
 
 ADAMW = {"lr": 3e-3, "betas": (0.9, 0.95), "weight_decay": 0.0}
 
 
-def trained(model: nn.Module, optimizer: PlainMuon | torch.optim.Optimizer, steps: int) -> None:
+def trained(
+    model: nn.Module, optimizer: PlainOptimizer | torch.optim.Optimizer, steps: int
+) -> None:
     for step in range(steps):
         optimizer.zero_grad()
         language_loss(model, step).backward()
@@ -30,14 +32,14 @@ def assert_same(one: nn.Module, other: nn.Module) -> None:
 def test_the_plain_script_takes_go_muons_steps(K: int) -> None:
     one, other = transformer(), transformer()
     trained(one, gomuon.GoMuon(one, lr=0.08, refresh_every=K, adamw=ADAMW), 9)
-    trained(other, PlainGoMuon(other, 0.08, refresh_every=K, adamw=ADAMW), 9)
+    trained(other, plain_go_muon(other, 0.08, refresh_every=K, adamw=ADAMW), 9)
     assert_same(one, other)
 
 
 def test_the_plain_script_takes_muons_steps() -> None:
     one, other = transformer(), transformer()
     trained(one, gomuon.Muon(one, lr=0.02, adamw=ADAMW), 6)
-    trained(other, PlainMuon(other, 0.02, adamw=ADAMW), 6)
+    trained(other, plain_muon(other, 0.02, adamw=ADAMW), 6)
     assert_same(one, other)
 
 

@@ -21,7 +21,7 @@ from gomuon.functional import (
     theory,
     weighted_norm,
 )
-from gomuon.lab.bench.plain import PlainGoMuon
+from gomuon.lab.bench.plain_loop import plain_go_muon
 from gomuon.lab.errors import LabError
 from gomuon.lab.flags import Words
 from gomuon.lab.limits import require_whole
@@ -173,7 +173,7 @@ def plain_loop(place: Place) -> float:
     plain = model.to(place.dtype)
     ours = copy.deepcopy(plain).to(place.device)
     optimizer = GoMuon(ours, lr=0.05, routes={"*": "matrix"}, polar="svd")
-    script = PlainGoMuon(plain, lr=0.05)
+    script = plain_go_muon(plain, lr=0.05)
     for update in range(UPDATES):
         batch = Place(place.device, place.dtype, 100 * place.seed + update + 1)
         x, y = batch.normal(32, 12), batch.normal(32, 8)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import gomuon
 from gomuon.lab.bench.newton_schulz import NewtonSchulzMuon
-from gomuon.lab.bench.plain import PlainGoMuon, PlainMuon
+from gomuon.lab.bench.plain_loop import plain_go_muon, plain_muon
 from gomuon.recipes import RECIPES
 from gomuon.routing import route
 
@@ -121,9 +121,9 @@ def go_muon(K: int) -> Arm:
     return recipe_arm("GoMuon", f"Go-MUON, K = {K}", f"go-muon-{K}", refresh_every=K)
 
 
-def plain_go_muon(K: int) -> Arm:
+def plain_go_muon_arm(K: int) -> Arm:
     def build(model: nn.Module) -> Stepper:
-        return PlainGoMuon(model, RATE, refresh_every=K)
+        return plain_go_muon(model, RATE, refresh_every=K)
 
     title = f"plain script, Go-MUON, K = {K}"
     return Arm(f"plain-go-muon-{K}", title, "yardstick", K, plainly(build))
@@ -162,13 +162,13 @@ OWN = (
         beside_adamw(lambda matrices: NewtonSchulzMuon(matrices, lr=RATE)),
         "float32, equal shapes in one batch; an approximate polar factor, where ours is exact",
     ),
-    plain_go_muon(1),
-    plain_go_muon(4),
+    plain_go_muon_arm(1),
+    plain_go_muon_arm(4),
     Arm(
         "plain-muon",
         "plain script, Muon",
         "yardstick",
         1,
-        plainly(lambda model: PlainMuon(model, RATE)),
+        plainly(lambda model: plain_muon(model, RATE)),
     ),
 )
