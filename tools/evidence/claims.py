@@ -1,4 +1,4 @@
-"""The paper's claims, each with a verdict by a stated rule and a reason made of numbers."""
+"""The paper's claims, each with the rule that judges it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gomuon.functional import theory
 from gomuon.lab import paper_figures as paper
 from gomuon.lab import wording as w
 from gomuon.lab.experiments import EXPERIMENTS
-from tools.evidence.markdown import code
+from tools.evidence.markdown_tables import code
 from tools.evidence.studies import TRAJECTORY, Evidence, Study
 from tools.evidence.verdicts import (
     CLOSE,
@@ -73,7 +73,7 @@ SPARSE = ("3.99537", "32.3714", "32.3333")  # as the paper prints them, below Pr
 
 
 def _held_by(tests: Sequence[str]) -> str:
-    """The tests, file by file."""
+    """The names of the tests, grouped by file."""
     files: dict[str, list[str]] = {}
     for test in tests:
         path, _, name = test.partition("::")

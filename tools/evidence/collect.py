@@ -20,7 +20,7 @@ from tools.evidence.studies import Study
 from tools.evidence.thinned_curve import thin, write_curve
 
 REPORT = "report.md"
-# A path from a root, a home or a drive: nobody else has it, and it may name a person.
+# A path from a root, a home or a drive: it means nothing elsewhere and may name a person.
 LOCAL = re.compile(
     r"(?<![\w.\-/\\:])(?:/(?:[\w.\-]+/)+[\w.\-]+|~/[\w.\-/]+|[A-Za-z]:\\\w[\w\\.\-]*)"
 )

@@ -11,13 +11,13 @@ from gomuon.lab.experiments import EXPERIMENTS
 from tools.evidence import picture_data
 from tools.evidence.campaign_list import CAMPAIGNS
 from tools.evidence.claims import ABSTRACT, FURTHER, Claim
-from tools.evidence.markdown import NOT_RUN, code, table, text
+from tools.evidence.markdown_tables import NOT_RUN, code, table, text
 from tools.evidence.sections import (
-    comparison,
     grokking,
     interpretations,
     language,
     lazy_refresh,
+    method_comparison,
     open_questions,
     provenance,
     time_to_quality,
@@ -93,7 +93,7 @@ def markdown(evidence: Evidence, drawn: Sequence[str], pictures: str = "pictures
             parts += language.section(name, study)
         if name == "lazy":
             parts += lazy_refresh.section(study)
-    parts += ["## A fair comparison", *picture("comparison"), *comparison.section(evidence)]
+    parts += ["## A fair comparison", *picture("comparison"), *method_comparison.section(evidence)]
     parts += ["## Time to quality", *time_to_quality.section(evidence)]
     parts += ["## Open questions", *open_questions.section(evidence)]
     parts += ["## Interpretations", *interpretations.section()]

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from gomuon.lab.experiments import EXPERIMENTS
 from gomuon.lab.statistics import window_name
 from tools.evidence.campaign_list import TASKS
-from tools.evidence.published import figures_of, published_gain
+from tools.evidence.paper_lookup import figures_of, published_gain
 from tools.evidence.ranking import RankedMethod, ranking
-from tools.evidence.studies import Evidence, Study, grok_step
+from tools.evidence.studies import Evidence, Study, recorded_grok_step
 from tools.evidence.thinned_curve import Curve
 
 HALF = 2  # blocks on each side of a smoothed point
-DECIMALS = 4  # what is drawn is rounded, so that no last bit of a machine shows
+DECIMALS = 4  # drawn numbers are rounded, so that every machine draws the same picture
 
 NAMES = ("trajectories", "grokking", "comparison")
 
@@ -49,7 +49,7 @@ class AccuracyLine:
     points: Points
     grok: int | None
     paper: int | None
-    main: bool  # at the rate the paper selected
+    main: bool  # whether it is at the rate that the paper selected
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class RankingPanel:
 
 
 def loss_panels(evidence: Evidence) -> tuple[LossPanel, ...]:
-    """Go-MUON's loss in per cent of its controls' on the corpora."""
+    """Go-MUON's loss relative to each control on the corpora, in per cent."""
     panels = []
     for name in ("ptb", "shakespeare"):
         study = _finished(evidence, name)
@@ -127,7 +127,7 @@ def _difference(control: Curve, candidate: Curve) -> Points:
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """A running mean over 50 updates, over what there is of them at both ends."""
+    """A running mean over 50 updates; over fewer at both ends."""
     found = []
     for i in range(len(values)):
         part = values[max(0, i - HALF) : i + HALF + 1]
@@ -136,7 +136,7 @@ def smooth(values: Sequence[float]) -> list[float]:
 
 
 def accuracy_panels(evidence: Evidence) -> tuple[AccuracyPanel, ...]:
-    """Held-out accuracy of every run of the screen, once the paper's rates are in."""
+    """Held-out accuracy of every run of the screen, once those at the paper's rates are there."""
     study = evidence.get("grokking")
     chosen = [name for pair in EXPERIMENTS["grokking"].comparisons for name in pair]
     if study is None or not study.complete(chosen):
@@ -157,7 +157,7 @@ def accuracy_panels(evidence: Evidence) -> tuple[AccuracyPanel, ...]:
                         arm.title,
                         colors.get(arm.optimizer, 2),
                         points,
-                        grok_step(run),
+                        recorded_grok_step(run),
                         figures.get("grok_step"),
                         arm.name in chosen,
                     )
@@ -167,7 +167,7 @@ def accuracy_panels(evidence: Evidence) -> tuple[AccuracyPanel, ...]:
 
 
 def ranking_panels(evidence: Evidence) -> tuple[RankingPanel, ...]:
-    """Every race's methods, each panel in the order of its own standing."""
+    """The methods of every race, a panel each, best first."""
     panels = []
     for task, title in TASKS.items():
         race = _finished(evidence, f"race-{task}")
@@ -202,7 +202,7 @@ def _row(method: RankedMethod, best: float, steps: int | None) -> RankingRow:
 def axis_end(panel: RankingPanel) -> float:
     """Where a panel's axis ends, so that one method far behind does not flatten the others."""
     if panel.steps is not None:
-        return 1.2 * panel.steps  # with room for those that never do
+        return 1.2 * panel.steps  # with room for runs that never grok
     means = sorted(row.mean for row in panel.rows if row.mean is not None)
     usual = means[(3 * (len(means) - 1)) // 4]
     highest = max(value for row in panel.rows for value in row.values if value is not None)

@@ -18,8 +18,8 @@ from gomuon.lab.experiments import EXPERIMENTS
 from tools.evidence import picture_data
 from tools.evidence.studies import Evidence
 
-SETTLED = 100  # the first updates fall from ln(vocabulary) and would flatten all that matters
-WHOLE = 100.1  # per cent; a little more than all, so that none wrong has a place on a log scale
+SETTLED = 100  # the axis ignores the first updates, whose large losses would flatten the rest
+WHOLE = 100.1  # per cent; above 100, so that a run with nothing wrong has a place on the log scale
 
 Array = npt.NDArray[np.float64]
 Drawer = Callable[[Figure, Look], None]
@@ -36,7 +36,7 @@ def draw_all(evidence: Evidence) -> dict[str, str]:
 
 
 def write_pictures(evidence: Evidence, folder: Path) -> list[str]:
-    """Write the pictures, and remove those whose evidence is gone; the names that remain."""
+    """Write the pictures and remove those whose campaigns are gone; returns the names written."""
     drawn = draw_all(evidence)
     if drawn:
         storage.make_folder(folder)
@@ -107,7 +107,7 @@ def _losses(axes: Axes, panel: picture_data.LossPanel, look: Look) -> None:
     low, high = min(settled), max(settled)
     span = (high - low) or 1.0
     entries = len(axes.get_legend_handles_labels()[1])
-    # The legend has the bottom of the panel to itself.
+    # Room for the legend at the bottom of the panel.
     axes.set_ylim(low - (0.1 + 0.15 * entries) * span, high + 0.1 * span)
     axes.set_xlim(0, max(x for comparison in panel.comparisons for x, _ in comparison.mean))
     for first, last in EXPERIMENTS["ptb"].windows:
@@ -138,12 +138,12 @@ def _accuracies(axes: Axes, panel: picture_data.AccuracyPanel, look: Look) -> No
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:,.0f}"))
-    # What is still wrong, on a log scale: all that matters happens in the last few per cent.
+    # The share still wrong, on a log scale: the last few per cent matter most.
     axes.set_yscale("function", functions=(_stretch, _unstretch))
     axes.yaxis.set_major_locator(FixedLocator([0, 50, 90, 97, 99, 100]))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0f}"))
-    axes.set_ylim(-700, 100)  # the legend has what is below zero to itself
+    axes.set_ylim(-700, 100)  # room for the legend below zero
     axes.axhline(99, color=look.ink, lw=1)
     axes.set_ylabel("held-out accuracy, %,\nstretched at the top", fontsize=9)
     axes.set_title(label(panel.title, 40), fontsize=10, loc="left")
@@ -172,7 +172,7 @@ def _comparison(panels: tuple[picture_data.RankingPanel, ...]) -> Drawer:
 
 
 def _ranking(axes: Axes, panel: picture_data.RankingPanel, look: Look) -> None:
-    """A ring per seed and a diamond for the mean; Go-MUON and its variants in a colour apart."""
+    """A ring per seed and a diamond for the mean; Go-MUON has its own colour."""
     limit = picture_data.axis_end(panel)
     for i, row in enumerate(panel.rows):
         color = look.color(0 if row.name.startswith("Go-MUON") else 1)

@@ -7,7 +7,13 @@ from dataclasses import dataclass
 
 from gomuon.lab import optimizers
 from gomuon.lab.gather import ArmView
-from tools.evidence.studies import Study, evaluations_below, final_accuracy, grok_step, score
+from tools.evidence.studies import (
+    Study,
+    evaluations_below,
+    final_accuracy,
+    recorded_grok_step,
+    score,
+)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ def _ranked(study: Study, arm: ArmView) -> RankedMethod:
     values = tuple(math.inf if value is None else value for value in map(score, runs))
     if study.campaign.task != "grokking":
         return RankedMethod(arm, values)
-    grokked = sum(grok_step(run) is not None for run in runs)
+    grokked = sum(recorded_grok_step(run) is not None for run in runs)
     finals = [final_accuracy(run) or 0.0 for run in runs]
     again = [evaluations_below(run) for run in runs]
     below = sum(len(failures) for failures, _ in again), sum(later for _, later in again)

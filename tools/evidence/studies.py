@@ -82,10 +82,10 @@ class Study:
 
     def losses(self, arm: str, measure: str, seeds: Sequence[int]) -> list[float]:
         """The measure, a window's name or the geometric mean, on each seed; NaN if it diverged."""
-        return [loss(self.arm(arm).runs[seed], measure) for seed in seeds]
+        return [recorded_loss(self.arm(arm).runs[seed], measure) for seed in seeds]
 
     def grok_steps(self, arm: str) -> dict[int, int | None]:
-        return {seed: grok_step(run) for seed, run in self.arm(arm).finished.items()}
+        return {seed: recorded_grok_step(run) for seed, run in self.arm(arm).finished.items()}
 
     def opposing_steps(self, arm: str) -> list[tuple[int, int]]:
         """Per seed, how many steps opposed their source and how many their gradient.
@@ -105,14 +105,14 @@ class Study:
 Evidence = Mapping[str, Study]
 
 
-def loss(run: Run, measure: str) -> float:
+def recorded_loss(run: Run, measure: str) -> float:
     """A window's mean loss or the geometric mean of all windows; NaN if the run diverged."""
     result = run.result or {}
     value = result.get("geometric_mean") if measure == TRAJECTORY else result["windows"][measure]
     return math.nan if value is None else float(value)
 
 
-def grok_step(run: Run) -> int | None:
+def recorded_grok_step(run: Run) -> int | None:
     """The update at which a run of modular addition grokked, or None if it never did."""
     step: int | None = (run.result or {})["grok_step"]
     return step
@@ -129,7 +129,7 @@ def evaluations_below(run: Run) -> tuple[list[int], int]:
 
     Only updates at which it was evaluated count.
     """
-    grokked = grok_step(run)
+    grokked = recorded_grok_step(run)
     if grokked is None:
         return [], 0
     result = run.result or {}
@@ -144,6 +144,6 @@ def score(run: Run) -> float | None:
         return None
     if run.config.task == "grokking":
         # A run that never groks counts as one update more than it made.
-        return float(grok_step(run) or run.config.steps + 1)
+        return float(recorded_grok_step(run) or run.config.steps + 1)
     value = result["geometric_mean"]
     return None if value is None or not math.isfinite(value) else float(value)

@@ -11,26 +11,26 @@ from gomuon.lab.experiments import EXPERIMENTS
 from gomuon.lab.selection import screen
 from gomuon.lab.statistics import GROK_THRESHOLD, window_name
 from tools.evidence.estimates import all_finite, estimate, excludes_zero, relative, relative_pairs
-from tools.evidence.markdown import (
+from tools.evidence.markdown_tables import (
     lower_or_higher,
     measure_name,
     percent_interval,
     plain_interval,
     text,
 )
-from tools.evidence.published import published_gain, published_loss
+from tools.evidence.paper_lookup import published_gain, published_loss
 from tools.evidence.step_times import StepTimes
-from tools.evidence.studies import TRAJECTORY, Study, loss
+from tools.evidence.studies import TRAJECTORY, Study, recorded_loss
 
 Verdict = Literal["reproduced", "qualified", "not reproduced", "not run yet"]
 Finding = tuple[Verdict, str]
 
 CLOSE = 0.01  # a window mean this near to the paper's counts as the same
 SOON, TIMES = 400, 5  # updates within which Go-MUON groks, and how many times as many Muon takes
-SAVING = (0.15, 0.25)  # what "about 20 %" may be
+SAVING = (0.15, 0.25)  # the range that counts as "about 20 %"
 # Per modulus Muon and Go-MUON at the rates the paper selected.
 SELECTED = dict(zip((103, 107), EXPERIMENTS["grokking"].comparisons, strict=True))
-FIT = 0.1  # by how much two fitting times may differ and still be nearly the same
+FIT = 0.1  # fitting times that differ by no more than this share count as nearly the same
 
 
 # ---- the corpora ---------------------------------------------------------------------------------
@@ -39,7 +39,7 @@ FIT = 0.1  # by how much two fitting times may differ and still be nearly the sa
 def lower_trajectory(
     name: str, control: str, candidate: str, *, every_window: bool
 ) -> Callable[[Study], Finding]:
-    """Lower on every pair, with every window mean near the paper's."""
+    """Judge whether the candidate is lower on every pair and all window means near the paper's."""
 
     def judge(study: Study) -> Finding:
         plan, seeds = EXPERIMENTS[name], list(study.campaign.seeds)
@@ -80,7 +80,7 @@ def lower_trajectory(
 
 
 def _against(study: Study, control: str, candidate: str) -> str:
-    """A comparison the paper does not have."""
+    """The reason's part about a comparison that the paper does not make."""
     seeds = list(study.campaign.seeds)
     first, second = (study.losses(arm, TRAJECTORY, seeds) for arm in (control, candidate))
     if not all_finite([*first, *second]):
@@ -122,7 +122,7 @@ def _title(name: str, arm: str) -> str:
 def lower_window(
     name: str, control: str, candidate: str, window: str
 ) -> Callable[[Study], Finding]:
-    """Lower in one window on every pair."""
+    """Judge whether the candidate is lower in one window on every pair."""
 
     def judge(study: Study) -> Finding:
         seeds = list(study.campaign.seeds)
@@ -146,7 +146,7 @@ def lower_window(
 def tuning_seed(study: Study) -> Finding:
     runs = {run.config.arm: run for run in study.campaign.tuning}
     names = ("muon-qk-lr0.018", "go-muon-lr0.08")
-    values = [loss(runs[name], TRAJECTORY) for name in names]
+    values = [recorded_loss(runs[name], TRAJECTORY) for name in names]
     if not all_finite(values):
         return "not reproduced", "a run diverged"
     theirs = [published_loss("shakespeare", name, TRAJECTORY) or 0.0 for name in names]

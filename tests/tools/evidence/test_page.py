@@ -14,7 +14,7 @@ import pytest
 
 from gomuon.lab.experiments import EXPERIMENTS, OPEN_QUESTIONS
 from tests.tools.evidence.made_results import everything, small_plan, thin_campaign
-from tools.evidence import claims, picture_data, picture_drawing, published
+from tools.evidence import claims, paper_lookup, picture_data, picture_drawing
 from tools.evidence.campaign_list import CAMPAIGNS
 from tools.evidence.command import main
 from tools.evidence.estimates import estimate, excludes_zero, relative_pairs
@@ -103,17 +103,17 @@ def test_the_papers_shares_are_those_it_prints() -> None:
         ("shakespeare", "muon-qk", "go-muon"),
         ("mapback", "halfspace", "go-muon"),
     ):
-        figures = published.figures_of(name)
+        figures = paper_lookup.figures_of(name)
         checked = 0
         for measure, gain in figures.gains.items():
-            share = published.published_gain(name, control, candidate, measure)
+            share = paper_lookup.published_gain(name, control, candidate, measure)
             if share is not None:
                 assert round(-100 * share, 2) == gain
                 checked += 1
         assert checked == len([m for m in figures.gains if "tuning" not in m])
-    for (name, measure), difference in published.DIFFERENCES.items():
+    for (name, measure), difference in paper_lookup.DIFFERENCES.items():
         (control, candidate) = EXPERIMENTS[name].comparisons[0]
-        a, b = (published.published_loss(name, arm, measure) for arm in (control, candidate))
+        a, b = (paper_lookup.published_loss(name, arm, measure) for arm in (control, candidate))
         assert a is not None
         assert b is not None
         assert b - a == pytest.approx(difference, abs=1.1e-5), "up to the paper's own rounding"

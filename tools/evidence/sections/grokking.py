@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from gomuon.lab import wording as w
 from gomuon.lab.experiments import EXPERIMENTS
 from gomuon.lab.runs import Run
-from tools.evidence.markdown import NOT_RUN, table, text
-from tools.evidence.published import figures_of
+from tools.evidence.markdown_tables import NOT_RUN, table, text
+from tools.evidence.paper_lookup import figures_of
 from tools.evidence.studies import Study, evaluations_below, final_accuracy
 
 STEPS = {"train_99_step": "training 99 %", "grok_step": "held-out 99 %", "delay": "delay"}

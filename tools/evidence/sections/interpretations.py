@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tools.evidence.campaign_list import PAPER
-from tools.evidence.markdown import code, table, text
-from tools.evidence.published import figures_of
+from tools.evidence.markdown_tables import code, table, text
+from tools.evidence.paper_lookup import figures_of
 
 OPEN = (
     (

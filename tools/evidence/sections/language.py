@@ -9,7 +9,7 @@ from gomuon.lab.experiments import EXPERIMENTS
 from gomuon.lab.plans import Arm, Plan
 from gomuon.lab.statistics import paired, window_name
 from tools.evidence.estimates import all_finite, estimate, relative, relative_pairs
-from tools.evidence.markdown import (
+from tools.evidence.markdown_tables import (
     DIVERGED,
     NOT_RUN,
     measure_name,
@@ -18,13 +18,13 @@ from tools.evidence.markdown import (
     table,
     text,
 )
-from tools.evidence.published import (
+from tools.evidence.paper_lookup import (
     published_difference,
     published_gain,
     published_loss,
     published_wins,
 )
-from tools.evidence.studies import TRAJECTORY, Study, loss
+from tools.evidence.studies import TRAJECTORY, Study, recorded_loss
 
 FIGURES = ("measure", "paper", "here", "95 % interval", "here against paper")
 PAIRS = ("measure", "difference", "relative", "95 % interval", "lower on", "paper", "paper's pairs")
@@ -78,7 +78,7 @@ def _values(study: Study, arm: str, measure: str) -> list[float]:
 
 
 def _head(arm: Arm, study: Study | None) -> str:
-    """The arm's title with its rate, which a selected one has only once it has run."""
+    """The arm's title with its rate; a selected rate is known only once it has run."""
     found = study.arm(arm.name).rate if study is not None and study.has(arm.name) else arm.lr
     return f"{text(arm.title)}, lr {w.rate(found)}"
 
@@ -102,10 +102,10 @@ def _tuning_rows(
     for arm in tuned:
         for measure in _measures(plan):
             paper, run = published_loss(name, arm, measure), runs.get(arm)
-            # The paper prints few of these; a run of ours without its figure is one line.
+            # Without a figure of the paper's to compare with, a run has one line.
             if paper is None and measure != TRAJECTORY:
                 continue
-            values = [] if run is None else [loss(run, measure)]
+            values = [] if run is None else [recorded_loss(run, measure)]
             head = arm.replace("-lr", ", lr ")
             rows.append([text(head), *_figures(values, paper, measure)])
     return rows
@@ -116,7 +116,7 @@ def _seeds(plan: Plan, study: Study | None) -> tuple[int, ...]:
 
 
 def _selected(plan: Plan, study: Study | None) -> list[str]:
-    """Which rate each arm took that was to be selected, and whether a better one may lie beyond."""
+    """The rate that each tuned arm took, and whether it lies at an end of its grid."""
     lines = []
     for arm in plan.arms:
         rate = None if study is None or not study.has(arm.name) else study.arm(arm.name).rate

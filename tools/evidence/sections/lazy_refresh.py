@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from gomuon.lab import wording as w
 from gomuon.lab.experiments import EXPERIMENTS
-from tools.evidence.markdown import NOT_RUN, plain_interval, table, text
-from tools.evidence.published import figures_of
+from tools.evidence.markdown_tables import NOT_RUN, plain_interval, table, text
+from tools.evidence.paper_lookup import figures_of
 from tools.evidence.step_times import StepTimes
 from tools.evidence.studies import Study
 

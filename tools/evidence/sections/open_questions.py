@@ -11,7 +11,7 @@ from gomuon.lab.runs import Run
 from gomuon.lab.statistics import GROK_THRESHOLD, Paired
 from tools.evidence.campaign_list import CORPORA, TASKS
 from tools.evidence.estimates import all_finite, excludes_zero, relative_pairs
-from tools.evidence.markdown import (
+from tools.evidence.markdown_tables import (
     DIVERGED,
     NOT_RUN,
     code,
@@ -20,7 +20,7 @@ from tools.evidence.markdown import (
     table,
     text,
 )
-from tools.evidence.studies import TRAJECTORY, Evidence, Study, final_accuracy, grok_step
+from tools.evidence.studies import TRAJECTORY, Evidence, Study, final_accuracy, recorded_grok_step
 
 Comparison = tuple[str, str, str]  # campaign, control, candidate
 PAIRS = ("campaign", "arm", "against", "relative", "95 % interval", "lower on")
@@ -119,7 +119,7 @@ def _why_absent(study: Study | None, *arms: str) -> str:
 
 
 def _sentence(evidence: Evidence, comparisons: Sequence[Comparison]) -> str:
-    """Which of the differences that were measured the seeds tell from none."""
+    """Which of the measured differences the seeds can tell from zero."""
     measured = [(one, found) for one in comparisons if (found := compare(evidence, one))]
     if not measured:
         return ""
@@ -154,7 +154,7 @@ def _shakespeare(evidence: Evidence) -> list[str]:
             f"{lower_or_higher(found.mean)}, which {w.many(len(found.differences), 'pair')} "
             f"{apart}"
         )
-        # Only over the same windows is one gain a share of the other.
+        # One gain is a share of the other only where both are over the same windows.
         if name == against[0][0] and control is not None and control.mean < 0:
             share = max(0.0, found.mean / control.mean)
             words += f": {100 * share:.0f} % of the gain against the Q/K interpretation"
@@ -215,10 +215,10 @@ def _adamw_rate(study: Study | None) -> list[str]:
 
 
 def _cells(runs: Sequence[Run], steps: int) -> list[str]:
-    """When each run groks, and where it ends."""
+    """The grok step and the final accuracy of each run."""
     if not runs:
         return [NOT_RUN, w.ABSENT]
-    steps_taken = [grok_step(run) for run in runs]
+    steps_taken = [recorded_grok_step(run) for run in runs]
     groks = [f"over {steps:,}" if step is None else f"{step:,}" for step in steps_taken]
     return [", ".join(groks), ", ".join(w.accuracy(final_accuracy(run)) for run in runs)]
 
@@ -227,7 +227,7 @@ def _rate_sentence(
     rates: Mapping[float, Mapping[str, Sequence[Run]]], name: str, steps: int
 ) -> str:
     found = [run for of_rate in rates.values() for run in of_rate.get(name, [])]
-    grokked = [run for run in found if grok_step(run) is not None]
+    grokked = [run for run in found if recorded_grok_step(run) is not None]
     count = f"{len(grokked)} of {len(found)} runs"
     said = f"{optimizers.title(name)} groks within {steps:,} updates in {count}"
     kept = []

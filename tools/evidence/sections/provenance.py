@@ -8,7 +8,7 @@ from gomuon.lab import machine
 from gomuon.lab import wording as w
 from gomuon.lab.runs import Resumption, Run
 from tools.evidence.campaign_list import CAMPAIGNS
-from tools.evidence.markdown import NOT_RUN, code, table, text
+from tools.evidence.markdown_tables import NOT_RUN, code, table, text
 from tools.evidence.studies import Evidence, Study
 
 PACKAGES = ("gomuon", "torch", "python", "numpy")
@@ -89,7 +89,7 @@ def _machines(study: Study) -> str:
 
 
 def _places(study: Study) -> list[Run | Resumption]:
-    """Where and by what code the runs were made, and where they were continued."""
+    """Runs and their continuations: each has a commit, versions and a machine."""
     found: list[Run | Resumption] = list(study.runs)
     for run in study.runs:
         found += run.resumed

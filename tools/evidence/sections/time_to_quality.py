@@ -10,7 +10,7 @@ from gomuon.lab import optimizers
 from gomuon.lab import wording as w
 from gomuon.lab.gather import ArmView
 from tools.evidence.campaign_list import TASKS
-from tools.evidence.markdown import NOT_RUN, code, table, text
+from tools.evidence.markdown_tables import NOT_RUN, code, table, text
 from tools.evidence.ranking import ranking
 from tools.evidence.step_times import StepTimes
 from tools.evidence.studies import Evidence, Study
@@ -36,7 +36,7 @@ class UpdatesToTarget:
 
 
 def final_loss(curve: Curve) -> float:
-    """Mean loss of the last 50 updates of a curve that has any."""
+    """Mean loss of the last 50 updates."""
     last = curve.loss[-SPAN:]
     return math.fsum(last) / len(last)
 

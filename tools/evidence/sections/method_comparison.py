@@ -9,7 +9,7 @@ from gomuon.lab import wording as w
 from gomuon.lab.selection import Choice
 from tools.evidence.campaign_list import TASKS
 from tools.evidence.estimates import all_finite, estimate, excludes_zero, relative_pairs
-from tools.evidence.markdown import (
+from tools.evidence.markdown_tables import (
     DIVERGED,
     NOT_RUN,
     code,
