@@ -14,12 +14,12 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.evidence.collecting import collect
 from gomuon.lab.evidence.page import markdown
 from gomuon.lab.evidence.thinning import BLOCK, Curve, read_curve, thin
-from gomuon.lab.experiments import EXPERIMENTS
-from gomuon.lab.runs import load_run
-from gomuon.lab.statistics import grok_step
-from tests.lab.made_campaigns import MACHINE, VERSIONS, write_run
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.results.runs import load_run
+from gomuon.lab.results.statistics import grok_step
+from tests.lab.helpers.made_campaigns import MACHINE, VERSIONS, write_run
+from tests.lab.helpers.tiny_runs import addition, characters
 from tests.lab.made_evidence import COMMIT, edit, full_campaign, small_plan
-from tests.lab.made_runs import addition, characters
 from tests.lab.test_cli import refused
 
 

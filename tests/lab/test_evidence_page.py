@@ -21,7 +21,7 @@ from gomuon.lab.evidence.page import markdown
 from gomuon.lab.evidence.reading import read_evidence
 from gomuon.lab.evidence.slots import SLOTS
 from gomuon.lab.evidence.thinning import Curve
-from gomuon.lab.experiments import EXPERIMENTS, OPEN_QUESTIONS
+from gomuon.lab.experiments.catalogue import EXPERIMENTS, OPEN_QUESTIONS
 from tests.lab.made_evidence import edit, everything, small_plan, thin_campaign
 
 ROOT = Path(__file__).parents[2]

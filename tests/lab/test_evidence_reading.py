@@ -13,7 +13,7 @@ import pytest
 from gomuon.lab.errors import LabError
 from gomuon.lab.evidence.reading import read_evidence, read_study
 from gomuon.lab.evidence.timings import Timing
-from gomuon.lab.experiments import EXPERIMENTS
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
 from tests.lab.made_evidence import edit, small_plan, sweep, thin_campaign
 
 

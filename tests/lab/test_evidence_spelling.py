@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from gomuon.lab import cli, experiments, racing, tuning
+from gomuon.lab import cli
 from gomuon.lab.evidence.spelling import command
-from gomuon.lab.plans import Plan, adapt
-from gomuon.lab.selection import read_selection
+from gomuon.lab.experiments import catalogue, racing, tuning
+from gomuon.lab.experiments.plan import Plan, adapt
+from gomuon.lab.experiments.selection import read_selection
 from tests.lab.made_evidence import sweep
 
 
@@ -38,11 +39,9 @@ def repeats(
     assert again.declaration() == plan.declaration()
 
 
-@pytest.mark.parametrize("name", [*experiments.EXPERIMENTS, *experiments.OPEN_QUESTIONS])
+@pytest.mark.parametrize("name", [*catalogue.EXPERIMENTS, *catalogue.OPEN_QUESTIONS])
 def test_experiments(name: str, planned: list[Plan]) -> None:
-    repeats(
-        adapt(experiments.find(name), threads=2), planned, f"gomuon reproduce {name} --threads 2"
-    )
+    repeats(adapt(catalogue.find(name), threads=2), planned, f"gomuon reproduce {name} --threads 2")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +56,7 @@ def test_experiments(name: str, planned: list[Plan]) -> None:
 def test_experiments_with_other_seeds_and_steps(
     changes: dict[str, Any], words: str, planned: list[Plan]
 ) -> None:
-    plan = adapt(experiments.find("ptb"), threads=1, **changes)
+    plan = adapt(catalogue.find("ptb"), threads=1, **changes)
     repeats(plan, planned, words if words.startswith("gomuon") else f"gomuon {words}")
 
 
@@ -124,7 +123,7 @@ def test_races_at_the_rates_of_a_sweep(planned: list[Plan], tmp_path: Path) -> N
 def test_an_experiment_at_the_rates_of_a_sweep(planned: list[Plan], tmp_path: Path) -> None:
     sweep(tmp_path / "results", "ptb", steps=100)
     path = tmp_path / "results" / "tune-ptb" / "selection.json"
-    plan = experiments.with_selection(experiments.find("ptb"), read_selection(path))
+    plan = catalogue.with_selection(catalogue.find("ptb"), read_selection(path))
     repeats(
         dataclasses.replace(plan, threads=1),
         planned,

@@ -13,33 +13,26 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from gomuon.lab import (
-    campaign,
-    corpora,
-    experiments,
-    machine,
-    methods_markdown,
-    methods_table,
-    racing,
-    summary,
-    tuning,
-    tuning_summary,
-)
+from gomuon.lab import machine
 from gomuon.lab.bench.command import bench
-from gomuon.lab.display import open_display
+from gomuon.lab.costs.command import plan
+from gomuon.lab.data import corpora
 from gomuon.lab.errors import LabError
 from gomuon.lab.evidence.command import evidence
+from gomuon.lab.experiments import catalogue, racing, tuning
+from gomuon.lab.experiments.plan import Plan, adapt
+from gomuon.lab.experiments.selection import EXPERIMENT, read_selection
 from gomuon.lab.flags import OPEN, Folder, Number, Shape, Switch, Whole, Words, refuse_empty
-from gomuon.lab.foreign import making_sense_of
-from gomuon.lab.limits import require_whole
-from gomuon.lab.planning.command import plan
-from gomuon.lab.plans import Plan, adapt
-from gomuon.lab.runs import Run
-from gomuon.lab.selection import EXPERIMENT, picks_of, read_selection, write_selection
+from gomuon.lab.input_checks import making_sense_of, require_whole
+from gomuon.lab.report import methods_page, terminal_methods, terminal_summary, terminal_sweep
+from gomuon.lab.results.candidates import picks_of, write_selection
+from gomuon.lab.results.runs import Run
+from gomuon.lab.running import execution
+from gomuon.lab.running.progress import open_display
+from gomuon.lab.running.timing import estimate
+from gomuon.lab.running.workers import Crashed, Interrupted
 from gomuon.lab.terminal import SafeConsole, escaped, one_line
-from gomuon.lab.timing import estimate
-from gomuon.lab.verifying import verify
-from gomuon.lab.workers import Crashed, Interrupted
+from gomuon.lab.verification import verify
 
 app = tyro.extras.SubcommandApp()
 Conclusion = Callable[[Plan, Sequence[Run], Console], None]
@@ -161,14 +154,16 @@ def tune(
     parallel, each = share(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
     plan = adapt(plan, threads=each)
     if dry_run:
-        campaign.check(plan, data_dir)
-        summary.print_plan(plan, estimate(plan, parallel, data_dir), parallel, SafeConsole())
+        execution.check(plan, data_dir)
+        terminal_summary.print_plan(
+            plan, estimate(plan, parallel, data_dir), parallel, SafeConsole()
+        )
         return
 
     def conclude(plan: Plan, runs: Sequence[Run], console: Console) -> None:
         picks = picks_of(plan, runs)
         path = write_selection(folder, plan, picks)
-        tuning_summary.print_picks(plan, picks, path, console)
+        terminal_sweep.print_picks(plan, picks, path, console)
 
     carry_out(plan, folder, parallel, data_dir, conclude)
 
@@ -206,10 +201,10 @@ def reproduce(
         data_dir: Folder with the corpora; by default GOMUON_DATA, then the cache, then download.
         out: Folder of the campaign; by default runs/NAME (runs/NAME-tuned-quick).
     """
-    plans = list(experiments.EXPERIMENTS.values()) if name == "all" else [experiments.find(name)]
+    plans = list(catalogue.EXPERIMENTS.values()) if name == "all" else [catalogue.find(name)]
     if selection is not None:
         picked = read_selection(selection)
-        plans = [experiments.with_selection(plan, picked) for plan in plans]
+        plans = [catalogue.with_selection(plan, picked) for plan in plans]
     chosen = None if seeds is None else racing.parse_seeds(seeds)
     for declared in plans:
         plan = adapt(declared, quick=quick, seeds=chosen, steps=steps)
@@ -222,9 +217,9 @@ def reproduce(
         parallel, each = share(runs, jobs, threads, folder)
         plan = adapt(declared, quick=quick, seeds=chosen, steps=steps, threads=each)
         if dry_run:
-            campaign.check(plan, data_dir)
+            execution.check(plan, data_dir)
             costs = estimate(plan, parallel, data_dir)
-            summary.print_plan(plan, costs, parallel, SafeConsole())
+            terminal_summary.print_plan(plan, costs, parallel, SafeConsole())
         else:
             carry_out(plan, folder, parallel, data_dir)
 
@@ -292,11 +287,11 @@ def methods(
         markdown: Print docs/methods.md, which holds all of this.
     """
     if markdown:
-        sys.stdout.write(methods_markdown.markdown())
+        sys.stdout.write(methods_page.markdown())
     elif name:
-        methods_table.print_method(name, SafeConsole())
+        terminal_methods.print_method(name, SafeConsole())
     else:
-        methods_table.print_table(SafeConsole())
+        terminal_methods.print_table(SafeConsole())
 
 
 app.command(bench)
@@ -320,7 +315,7 @@ def share(runs: int, jobs: int | None, threads: int | None, folder: Path) -> tup
         if value is not None:
             require_whole(f"--{name}", value)
     parallel = jobs or min(machine.cores(), runs)
-    each = threads or campaign.recorded_threads(folder) or max(1, machine.cores() // parallel)
+    each = threads or execution.recorded_threads(folder) or max(1, machine.cores() // parallel)
     return parallel, each
 
 
@@ -329,7 +324,7 @@ def carry_out(
     folder: Path,
     jobs: int,
     data_dir: Path | None,
-    conclude: Conclusion = summary.print_summary,
+    conclude: Conclusion = terminal_summary.print_summary,
 ) -> None:
     """Run a plan with its display, print its table, write its report."""
     console = SafeConsole()
@@ -337,7 +332,7 @@ def carry_out(
     if plan.experiment == EXPERIMENT:
         console.print(f"Rule: {plan.rule}", markup=False, highlight=False)
     with open_display(plan, console) as display:
-        runs = campaign.run_campaign(plan, folder, jobs=jobs, watcher=display, data_dir=data_dir)
+        runs = execution.run_campaign(plan, folder, jobs=jobs, watcher=display, data_dir=data_dir)
     with making_sense_of(folder):
         conclude(plan, runs, console)
     write_report(folder)
@@ -348,7 +343,7 @@ def carry_out(
 
 def write_report(folder: Path) -> None:
     # Imported late: matplotlib takes a while, and a long campaign should start at once.
-    importlib.import_module("gomuon.lab.report").write_report(folder)
+    importlib.import_module("gomuon.lab.report.writing").write_report(folder)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -15,17 +15,16 @@ from rich.console import Console
 from rich.table import Table as Rich
 from rich.text import Text
 
-from gomuon.lab import storage
-from gomuon.lab.bench import page as pages
-from gomuon.lab.bench import running, tables
-from gomuon.lab.display import clock
-from gomuon.lab.document import Table, cell
+from gomuon.lab import files
+from gomuon.lab.bench import benchmark, tables
+from gomuon.lab.bench import speed_page as pages
 from gomuon.lab.flags import Folder, Switch, Whole, Words
-from gomuon.lab.foreign import making_sense_of
-from gomuon.lab.limits import require_whole
+from gomuon.lab.input_checks import making_sense_of, require_whole
+from gomuon.lab.machine import on_threads
+from gomuon.lab.report.document import Table, cell
+from gomuon.lab.running.progress import clock
+from gomuon.lab.running.workers import Interrupted
 from gomuon.lab.terminal import SafeConsole, escaped
-from gomuon.lab.threads import on_threads
-from gomuon.lab.workers import Interrupted
 
 REPORT = "report.md"
 LINE_INTERVAL = 20.0  # seconds between lines where nothing can be overwritten
@@ -65,14 +64,14 @@ def bench(
     if page:
         folder = out or Path("results") / "bench"
         link = f"../{folder.as_posix()}/bench"
-        file = (folder / running.FILE).as_posix()
-        with making_sense_of(folder / running.FILE):
-            text = pages.markdown(running.read(folder), file, link)
+        file = (folder / benchmark.FILE).as_posix()
+        with making_sense_of(folder / benchmark.FILE):
+            text = pages.markdown(benchmark.read(folder), file, link)
         sys.stdout.write(escaped(text))
         return
     if threads is not None:
         require_whole("--threads", threads)
-    settings = running.Settings(
+    settings = benchmark.Settings(
         models, arms, cycles, "quick" if quick else "full", scaling, compile
     )
     settings.check()
@@ -81,16 +80,16 @@ def bench(
     try:
         with on_threads(threads or torch.get_num_threads()), Progress(console) as progress:
             command = spelled(settings, threads, out)
-            result = running.run(settings, folder, command, progress, fresh=fresh)
+            result = benchmark.run(settings, folder, command, progress, fresh=fresh)
     except KeyboardInterrupt:
         raise Interrupted("the finished parts are kept and the one under way begins anew") from None
-    with making_sense_of(folder / running.FILE):
+    with making_sense_of(folder / benchmark.FILE):
         show(result, console)
         write(result, folder)
     console.print(f"report: {folder / REPORT}", markup=False, highlight=False, soft_wrap=True)
 
 
-def spelled(settings: running.Settings, threads: int | None, out: Path | None) -> str:
+def spelled(settings: benchmark.Settings, threads: int | None, out: Path | None) -> str:
     """The command that measures this; a folder on one machine alone is none of its business."""
     words = ["gomuon", "bench"]
     if out is not None and not out.is_absolute():
@@ -109,10 +108,10 @@ def spelled(settings: running.Settings, threads: int | None, out: Path | None) -
 def write(result: Mapping[str, Any], folder: Path) -> None:
     """The report and the drawing beside a benchmark's file."""
     # Imported late: matplotlib takes a while, and a long benchmark should start at once.
-    importlib.import_module("gomuon.lab.bench.picture").write(result, folder)
-    text = pages.markdown(result, running.FILE, "bench")
+    importlib.import_module("gomuon.lab.bench.plot").write(result, folder)
+    text = pages.markdown(result, benchmark.FILE, "bench")
     path = folder / REPORT
-    storage.write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
+    files.write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gomuon.lab.bench import bars
-from gomuon.lab.document import Cell, Table
+from gomuon.lab.bench import targets
+from gomuon.lab.report.document import Cell, Table
 
 ABSENT = "–"
 COLUMNS = ("optimizer", "K", "step", "whole step", "state", "peak memory")
@@ -14,7 +14,7 @@ COLUMNS = ("optimizer", "K", "step", "whole step", "state", "peak memory")
 
 def bar_table(result: Mapping[str, Any]) -> Table:
     rows = []
-    for reading in bars.read(result):
+    for reading in targets.read(result):
         bar = reading.bar
         shown = ABSENT if reading.ratio is None else with_error(reading.ratio, reading.error)
         verdict = Cell(reading.verdict, best=reading.verdict == "miss")
@@ -65,7 +65,7 @@ def against_passes(
     work: Mapping[str, Any], arm: str, quantity: str
 ) -> tuple[float, float | None] | None:
     """A time of an arm over the forward and backward passes of the model without hooks."""
-    return bars.ratio({"workloads": {"": work}}, "", quantity, arm, bars.UNIT)
+    return targets.ratio({"workloads": {"": work}}, "", quantity, arm, targets.UNIT)
 
 
 def scaling_table(result: Mapping[str, Any]) -> Table | None:

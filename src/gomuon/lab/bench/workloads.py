@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gomuon.lab.bench.packages import load
+from gomuon.lab.bench.other_packages import load
 from gomuon.lab.errors import unknown_name
-from gomuon.lab.models import CharacterModel
+from gomuon.lab.experiments.models import CharacterModel
 
 Size = Literal["full", "quick", "tiny"]
 Batch = tuple[Tensor, Tensor]

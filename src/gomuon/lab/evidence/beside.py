@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gomuon.lab import wording as w
+from gomuon.lab import formatting as w
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.reading import TRAJECTORY, Study, measured
 from gomuon.lab.evidence.tables import table, text
-from gomuon.lab.experiments import EXPERIMENTS
-from gomuon.lab.paper_figures import PaperFigures
-from gomuon.lab.plans import Arm, Plan
-from gomuon.lab.statistics import paired, window_name
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.experiments.plan import Arm, Plan
+from gomuon.lab.experiments.published import PaperFigures
+from gomuon.lab.experiments.windows import window_name
+from gomuon.lab.results.statistics import paired
 
 # Differences that the text prints; the others follow from the means of its tables.
 PRINTED = {

@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gomuon.functional import theory
-from gomuon.lab import paper_figures as paper
-from gomuon.lab import wording as w
+from gomuon.lab import formatting as w
 from gomuon.lab.evidence.judging import (
     CLOSE,
     FIT,
@@ -27,7 +26,8 @@ from gomuon.lab.evidence.judging import (
 )
 from gomuon.lab.evidence.reading import TRAJECTORY, Evidence, Study
 from gomuon.lab.evidence.tables import code
-from gomuon.lab.experiments import EXPERIMENTS
+from gomuon.lab.experiments import published as paper
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.evidence import slots
 from gomuon.lab.evidence.reading import SELECTION, Study, read_study
 from gomuon.lab.evidence.thinning import thin, write_curve
-from gomuon.lab.gather import PLAN, TIMING, Campaign, gather
-from gomuon.lab.runs import MANIFEST, RESULT, RESUMED, Run
-from gomuon.lab.storage import cannot_write, make_folder, read_json, write_json
+from gomuon.lab.files import cannot_write, make_folder, read_json, write_json
+from gomuon.lab.results.campaigns import PLAN, TIMING, Campaign, gather
+from gomuon.lab.results.runs import MANIFEST, RESULT, RESUMED, Run
 
 REPORT = "report.md"
 # A path from a root, a home or a drive: nobody else has it, and it may name a person.

@@ -5,13 +5,13 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from gomuon.lab import storage
+from gomuon.lab import files
 from gomuon.lab.errors import LabError
 from gomuon.lab.evidence import page as pages
 from gomuon.lab.evidence.collecting import collect as collect_campaign
 from gomuon.lab.evidence.reading import read_evidence
 from gomuon.lab.flags import Folder, Words
-from gomuon.lab.foreign import is_folder, making_sense_of
+from gomuon.lab.input_checks import is_folder, making_sense_of
 from gomuon.lab.terminal import SafeConsole
 
 PAGE, PICTURES = "reproduction.md", "pictures"
@@ -39,8 +39,8 @@ def evidence(
     if collect is not None:
         with making_sense_of(collect):
             study = collect_campaign(collect, kept, name)
-        files = [path for path in (kept / study.name).rglob("*") if path.is_file()]
-        size = sum(path.stat().st_size for path in files)
+        paths = [path for path in (kept / study.name).rglob("*") if path.is_file()]
+        size = sum(path.stat().st_size for path in paths)
         said = f"{kept / study.name}: {len(study.runs)} of {study.declared} runs, {size:,} bytes"
         console.print(said, markup=False, highlight=False, soft_wrap=True)
         return
@@ -51,12 +51,12 @@ def evidence(
     folder = out or Path("docs")
     with making_sense_of(kept):
         found = read_evidence(kept)
-        storage.make_folder(folder)
-        storage.refuse_links(folder / PICTURES)
+        files.make_folder(folder)
+        files.refuse_links(folder / PICTURES)
         # Imported late: matplotlib takes a while.
         pictures = importlib.import_module("gomuon.lab.evidence.pictures")
         drawn = pictures.write(found, folder / PICTURES)
         text = pages.markdown(found, drawn, PICTURES)
-    storage.write_atomically(folder / PAGE, lambda part: part.write_text(text, encoding="utf-8"))
+    files.write_atomically(folder / PAGE, lambda part: part.write_text(text, encoding="utf-8"))
     for path in (folder / PAGE, *(folder / PICTURES / one for one in drawn)):
         console.print(str(path), markup=False, highlight=False, soft_wrap=True)

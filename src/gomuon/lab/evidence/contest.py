@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from gomuon.lab import optimizers
-from gomuon.lab import wording as w
+from gomuon.lab import formatting as w
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.reading import (
     Evidence,
@@ -19,7 +18,8 @@ from gomuon.lab.evidence.reading import (
 )
 from gomuon.lab.evidence.slots import TASKS
 from gomuon.lab.evidence.tables import code, table, text
-from gomuon.lab.gather import ArmView
+from gomuon.lab.experiments import optimizers
+from gomuon.lab.results.campaigns import ArmView
 
 CONTROL = "muon"
 EDGES = {"lower": "lowest", "upper": "highest", "only": "the only one"}

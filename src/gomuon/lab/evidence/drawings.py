@@ -14,8 +14,8 @@ from gomuon.lab.evidence.beside import figures_of, printed_share
 from gomuon.lab.evidence.reading import Evidence, Study, grokked_at
 from gomuon.lab.evidence.slots import TASKS
 from gomuon.lab.evidence.thinning import Curve
-from gomuon.lab.experiments import EXPERIMENTS
-from gomuon.lab.statistics import window_name
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.experiments.windows import window_name
 
 HALF = 2  # blocks on each side of a smoothed point
 DECIMALS = 4  # what is drawn is rounded, so that no last bit of a machine shows

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gomuon.lab import wording as w
+from gomuon.lab import formatting as w
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.beside import figures_of
 from gomuon.lab.evidence.reading import Study, below_again, held_out_at_end
 from gomuon.lab.evidence.tables import table, text
-from gomuon.lab.experiments import EXPERIMENTS
-from gomuon.lab.runs import Run
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.results.runs import Run
 
 STEPS = {"train_99_step": "training 99 %", "grok_step": "held-out 99 %", "delay": "delay"}
 

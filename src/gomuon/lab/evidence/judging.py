@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from gomuon.lab import paper_figures as paper
-from gomuon.lab import wording as w
-from gomuon.lab.campaign import screen
+from gomuon.lab import formatting as w
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.beside import printed, printed_share, shown
 from gomuon.lab.evidence.reading import TRAJECTORY, Study, measured
 from gomuon.lab.evidence.steps import alignment_counts
 from gomuon.lab.evidence.tables import text
 from gomuon.lab.evidence.timings import Timing
-from gomuon.lab.experiments import EXPERIMENTS
-from gomuon.lab.statistics import GROK_THRESHOLD, window_name
+from gomuon.lab.experiments import published as paper
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.experiments.windows import window_name
+from gomuon.lab.results.statistics import GROK_THRESHOLD
+from gomuon.lab.running.execution import screen
 
 Verdict = Literal["reproduced", "qualified", "not reproduced", "not run yet"]
 Finding = tuple[Verdict, str]

@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gomuon.lab import wording as w
-from gomuon.lab.statistics import Paired, paired, student_t_quantile
+from gomuon.lab import formatting as w
+from gomuon.lab.results.statistics import Paired, paired, student_t_quantile
 
 NOT_RUN = "not run yet"
 DIVERGED = "diverged"

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import get_args
 
-from gomuon.lab import wording as w
+from gomuon.lab import formatting as w
 from gomuon.lab.evidence import (
     beside,
     contest,
@@ -25,7 +25,7 @@ from gomuon.lab.evidence.judging import Verdict
 from gomuon.lab.evidence.reading import Evidence
 from gomuon.lab.evidence.slots import EARLIER, SLOTS
 from gomuon.lab.evidence.tables import code, table, text
-from gomuon.lab.experiments import EXPERIMENTS
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
 
 INTRODUCTION = """\
 # The paper's figures, and ours

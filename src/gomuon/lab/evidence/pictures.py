@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from gomuon.lab import storage
-from gomuon.lab.canvas import Look, draw, label
+from gomuon.lab import files
 from gomuon.lab.evidence import drawings
 from gomuon.lab.evidence.reading import Evidence
-from gomuon.lab.experiments import EXPERIMENTS
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.report.svg import Look, draw, label
 
 SETTLED = 100  # the first updates fall from ln(vocabulary) and would flatten all that matters
 WHOLE = 100.1  # per cent; a little more than all, so that none wrong has a place on a log scale
@@ -39,7 +39,7 @@ def write(evidence: Evidence, folder: Path) -> list[str]:
     """Write the pictures, and remove those whose evidence is gone; the names that remain."""
     painted = paint_all(evidence)
     if painted:
-        storage.make_folder(folder)
+        files.make_folder(folder)
     for name, svg in painted.items():
         _write(folder / name, svg)
     for name in drawings.NAMES:
@@ -50,7 +50,7 @@ def write(evidence: Evidence, folder: Path) -> list[str]:
 
 
 def _write(path: Path, svg: str) -> None:
-    storage.write_atomically(path, lambda part: part.write_text(svg, encoding="utf-8"))
+    files.write_atomically(path, lambda part: part.write_text(svg, encoding="utf-8"))
 
 
 def _painters(evidence: Evidence) -> dict[str, tuple[Painter, float]]:

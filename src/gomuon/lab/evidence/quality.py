@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gomuon.lab import optimizers
-from gomuon.lab import wording as w
+from gomuon.lab import formatting as w
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.contest import standings
 from gomuon.lab.evidence.reading import Evidence, Study
@@ -15,7 +14,8 @@ from gomuon.lab.evidence.slots import TASKS
 from gomuon.lab.evidence.tables import code, table, text
 from gomuon.lab.evidence.thinning import BLOCK, Curve
 from gomuon.lab.evidence.timings import Timing
-from gomuon.lab.gather import ArmView
+from gomuon.lab.experiments import optimizers
+from gomuon.lab.results.campaigns import ArmView
 
 UNIT = "adamw"
 TIME = "time (seconds)"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from gomuon.lab import optimizers, schedules
-from gomuon.lab import wording as w
+from gomuon.lab import formatting as w
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence import repeats
 from gomuon.lab.evidence.reading import (
@@ -18,8 +17,9 @@ from gomuon.lab.evidence.reading import (
 )
 from gomuon.lab.evidence.slots import CORPORA, TASKS
 from gomuon.lab.evidence.tables import code, table, text
-from gomuon.lab.runs import Run
-from gomuon.lab.statistics import GROK_THRESHOLD, Paired
+from gomuon.lab.experiments import optimizers, schedules
+from gomuon.lab.results.runs import Run
+from gomuon.lab.results.statistics import GROK_THRESHOLD, Paired
 
 Comparison = tuple[str, str, str]  # campaign, control, candidate
 PAIRS = ("campaign", "arm", "against", "relative", "95 % interval", "lower on")

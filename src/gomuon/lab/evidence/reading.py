@@ -16,19 +16,18 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.evidence import slots
 from gomuon.lab.evidence.slots import SLOTS
 from gomuon.lab.evidence.thinning import CURVE, Curve, read_curve
-from gomuon.lab.gather import PLAN, ArmView, Campaign, gather
-from gomuon.lab.pairing import require_pair
-from gomuon.lab.runs import MANIFEST, RESULT, Run, is_finished, read_manifest
-from gomuon.lab.statistics import (
+from gomuon.lab.experiments.windows import window_name, windows_for
+from gomuon.lab.files import read_json
+from gomuon.lab.results.campaigns import PLAN, ArmView, Campaign, gather
+from gomuon.lab.results.pairing import require_pair
+from gomuon.lab.results.runs import MANIFEST, RESULT, Run, is_finished, read_manifest
+from gomuon.lab.results.statistics import (
     GROK_THRESHOLD,
     first_reaching,
     geometric_mean,
     grok_step,
     retention_failures,
-    window_name,
-    windows_for,
 )
-from gomuon.lab.storage import read_json
 
 SELECTION = "selection.json"
 TRAJECTORY = "geometric mean"

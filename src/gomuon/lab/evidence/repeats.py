@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gomuon.lab import wording as w
+from gomuon.lab import formatting as w
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.reading import TRAJECTORY, Evidence, Study
 from gomuon.lab.evidence.slots import EARLIER

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gomuon.lab import experiments, optimizers, tasks
 from gomuon.lab.errors import LabError
-from gomuon.lab.plans import Plan
-from gomuon.lab.tuning import GRID, RATIO, geometric_grid
+from gomuon.lab.experiments import catalogue, optimizers, tasks
+from gomuon.lab.experiments.plan import Plan
+from gomuon.lab.experiments.tuning import GRID, RATIO, geometric_grid
 
 SHAPE = ("width", "layers", "heads", "hidden", "modulus", "length", "batch")
 
@@ -53,7 +53,7 @@ def _reproduce(plan: Mapping[str, Any], selection: Mapping[str, Any] | None) -> 
 
 def _declared(name: str) -> Plan | None:
     try:
-        return experiments.find(name)
+        return catalogue.find(name)
     except LabError:
         return None
 

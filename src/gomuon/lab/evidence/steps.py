@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from gomuon.lab import wording as w
+from gomuon.lab import formatting as w
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.beside import figures_of
 from gomuon.lab.evidence.reading import Study
 from gomuon.lab.evidence.tables import table, text
 from gomuon.lab.evidence.timings import Timing
-from gomuon.lab.experiments import EXPERIMENTS
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
 
 
 def times(study: Study | None) -> str:

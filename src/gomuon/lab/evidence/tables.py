@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from gomuon.lab.markdown import escape
+from gomuon.lab.report.markdown import escape
 
 text = escape
 

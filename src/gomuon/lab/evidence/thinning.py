@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gomuon.lab.errors import LabError
-from gomuon.lab.foreign import UNFIT
-from gomuon.lab.runs import RunConfig
-from gomuon.lab.storage import read_json, write_atomically
+from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.files import read_json, write_atomically
+from gomuon.lab.input_checks import UNFIT
 
 CURVE = "curve.json"
 FORMAT = 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gomuon.lab.evidence.numbers import estimate
 from gomuon.lab.evidence.reading import Study
-from gomuon.lab.statistics import compare_times
+from gomuon.lab.results.statistics import compare_times
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gomuon.lab import formatting as w
 from gomuon.lab import machine
-from gomuon.lab import wording as w
 from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.reading import Evidence, Study
 from gomuon.lab.evidence.slots import SLOTS
 from gomuon.lab.evidence.spelling import command, sweep_of, uses_selection
 from gomuon.lab.evidence.tables import code, table, text
-from gomuon.lab.runs import Resumption, Run
+from gomuon.lab.results.runs import Resumption, Run
 
 PACKAGES = ("gomuon", "torch", "python", "numpy")
 

@@ -1,0 +1,173 @@
+"""Score a sweep's candidates by its declared statistic, pick the best, write selection.json."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gomuon.lab.experiments import optimizers
+from gomuon.lab.experiments.plan import Plan
+from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.experiments.selection import EXPERIMENT, FILE, FORMAT
+from gomuon.lab.experiments.windows import window_name, windows_for
+from gomuon.lab.files import write_json
+from gomuon.lab.results.runs import Run
+from gomuon.lab.results.statistics import grokking_result, language_result
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A rate (and momentum) of a method, with its outcome over all seeds.
+
+    Attributes:
+        momentum: None when the sweep leaves it at the method's default.
+        score: the declared statistic, lower is better; None when a run diverged.
+        accuracy: how ties are broken where the task has held-out pairs.
+        finished: whether every seed is there; nothing else is picked.
+    """
+
+    arm: str
+    method: str
+    rate: float
+    momentum: float | None = None
+    score: float | None = None
+    accuracy: float | None = None
+    finished: bool = True
+
+    @property
+    def usable(self) -> bool:
+        return self.finished and self.score is not None
+
+
+@dataclass(frozen=True)
+class Pick:
+    """The candidates of one method, and the best of them."""
+
+    method: str
+    candidates: tuple[Candidate, ...]
+
+    @property
+    def best(self) -> Candidate | None:
+        """None when no candidate stayed finite."""
+        usable = [candidate for candidate in self.candidates if candidate.usable]
+        return min(usable, key=lambda c: (c.score, -(c.accuracy or 0.0)), default=None)
+
+    @property
+    def edge(self) -> str | None:
+        """Which end of the grid the best lies on: "lower", "upper", "only" one rate, or None."""
+        if self.best is None:
+            return None
+        rates = {candidate.rate for candidate in self.candidates}
+        if len(rates) == 1:
+            return "only"
+        ends = {min(rates): "lower", max(rates): "upper"}
+        return ends.get(self.best.rate)
+
+    def warning(self) -> str | None:
+        """What must be said loudly: nothing was picked, or the optimum may lie outside."""
+        name = optimizers.title(self.method)
+        if self.best is None:
+            return f"{name}: nothing picked, every rate diverged; sweep lower rates"
+        rate = f"{self.best.rate:g}"
+        if self.edge == "only":
+            return f"{name}: {rate} was the only rate tried, so nothing says it is the best"
+        if self.edge is None:
+            return None
+        end, way = ("lowest", "lower") if self.edge == "lower" else ("highest", "higher")
+        rates = sorted({candidate.rate for candidate in self.candidates})
+        step = rates[0] / rates[1] if self.edge == "lower" else rates[-1] / rates[-2]
+        beyond = sorted(self.best.rate * step**i for i in range(len(rates)))
+        further = "/".join(f"{rate:.4g}" for rate in beyond)
+        return (
+            f"{name}: the best rate, {rate}, is the {end} of its grid, so a {way} one may be "
+            f"better; try --optimizers {self.method} --rates {self.method}={further}"
+        )
+
+
+def candidate(
+    arm: str, config: RunConfig, momentum: float | None, runs: Sequence[Run], seeds: int
+) -> Candidate:
+    """Score an arm by what its runs recorded."""
+    known = [run for run in runs if run.result is not None]
+    if len(known) < seeds:
+        return Candidate(arm, config.optimizer, config.lr, momentum, finished=False)
+    if config.task == "grokking":
+        results = [grokking_result(run.metrics) for run in known]
+        # A run that never groks counts as one update more than it made.
+        steps = [r["grok_step"] or config.steps + 1 for r in results]
+        scores: list[float | None] = [float(step) for step in steps]
+        accuracy: float | None = _mean([r["final_test_accuracy"] or 0.0 for r in results])
+    else:
+        windows = windows_for(config.steps)
+        scores = [language_result(run.metrics, windows)["geometric_mean"] for run in known]
+        accuracy = None
+    finite = [score for score in scores if score is not None and math.isfinite(score)]
+    diverged = any("diverged_at" in (run.result or {}) for run in known)
+    score = None if diverged or len(finite) < len(scores) else _mean(finite)
+    return Candidate(arm, config.optimizer, config.lr, momentum, score, accuracy)
+
+
+def picks_of(plan: Plan, runs: Sequence[Run]) -> list[Pick]:
+    """Per method of a sweep, in the plan's order, its scored candidates."""
+    found: dict[str, list[Candidate]] = {}
+    for arm in plan.arms:
+        if arm.lr is None:
+            raise ValueError(f"arm {arm.name!r} of a sweep has no rate")
+        own = [run for run in runs if run.config.arm == arm.name]
+        config = plan.config(arm, plan.seeds[0], arm.lr)
+        found.setdefault(arm.optimizer, []).append(
+            candidate(arm.name, config, arm.options.get("momentum"), own, len(plan.seeds))
+        )
+    return [Pick(method, tuple(candidates)) for method, candidates in found.items()]
+
+
+def write_selection(folder: Path, plan: Plan, picks: Sequence[Pick]) -> Path:
+    """Write ``selection.json``: what was tried, what it scored, what was picked."""
+    methods = {}
+    for pick in picks:
+        best = pick.best
+        methods[pick.method] = {
+            "rate": None if best is None else best.rate,
+            "momentum": None if best is None else best.momentum,
+            "statistic": None if best is None else best.score,
+            "edge": pick.edge,
+            "warning": pick.warning(),
+            "candidates": [_entry(candidate) for candidate in pick.candidates],
+        }
+    path = folder / FILE
+    write_json(
+        path,
+        {
+            "format": FORMAT,
+            "experiment": EXPERIMENT,
+            "task": plan.task,
+            "seeds": list(plan.seeds),
+            "steps": plan.steps,
+            "windows": [window_name(window) for window in plan.windows],
+            "statistic": plan.statistic,
+            "rule": plan.rule,
+            "settings": plan.settings,
+            "order": list(methods),  # as asked for; the file is sorted by name
+            "methods": methods,
+        },
+    )
+    return path
+
+
+def _entry(candidate: Candidate) -> dict[str, Any]:
+    entry = {
+        "rate": candidate.rate,
+        "momentum": candidate.momentum,
+        "statistic": candidate.score,
+        "diverged": candidate.score is None,
+    }
+    if candidate.accuracy is not None:
+        entry["final_test_accuracy"] = candidate.accuracy
+    return entry
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)

@@ -1,0 +1,216 @@
+"""Carry out a plan in a folder: declare it, tune, run, select, time; skip whatever is done."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from gomuon.lab.data import corpora
+from gomuon.lab.errors import LabError
+from gomuon.lab.experiments import optimizers, tasks
+from gomuon.lab.experiments.plan import Arm, Plan, run_name, tuning_name
+from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.files import (
+    locked,
+    make_folder,
+    read_json,
+    refuse_links,
+    remove_leftovers,
+    write_json,
+)
+from gomuon.lab.input_checks import is_file, making_sense_of, require_whole
+from gomuon.lab.results.runs import Run, is_finished, load_run
+from gomuon.lab.running.timing import interleaved
+from gomuon.lab.running.workers import Watcher, run_all
+
+PLAN, RUNS, SELECTION, TIMING = "plan.json", "runs", "selection.json", "timing.json"
+WRITTEN = (PLAN, RUNS, SELECTION, TIMING, "report.md", "report.html")
+TIMING_CYCLES = {"full": 25, "quick": 4}
+FEWER_CYCLES = {"full": 3, "quick": 2}  # of the many steps in which all of many arms have a cycle
+
+
+def run_campaign(
+    plan: Plan,
+    folder: str | Path,
+    *,
+    jobs: int = 1,
+    watcher: Watcher,
+    data_dir: str | Path | None = None,
+    method: str | None = None,
+) -> list[Run]:
+    """Run everything the plan declares that is not finished yet.
+
+    Args:
+        plan: what to run; a folder that declares another plan is refused.
+        folder: the campaign folder.
+        jobs: runs at a time; the result does not depend on it.
+        watcher: hears of every run's progress.
+        data_dir: where the corpora are.
+        method: how processes start; by default a fork server.
+
+    Returns:
+        The plan's runs, tuning runs first.
+    """
+    require_whole("--jobs", jobs)
+    folder = Path(folder)
+    check(plan, data_dir)
+    make_folder(folder)
+    with locked(folder):
+        refuse_links(*(folder / name for name in WRITTEN))
+        remove_leftovers(folder)
+        declare(plan, folder)
+
+        def carry_out(configs: list[RunConfig]) -> None:
+            pending = []
+            for config in configs:
+                refuse_links(folder / RUNS / run_name(config))
+                if is_finished(folder / RUNS / run_name(config)):
+                    watcher.skip(config)
+                else:
+                    pending.append(config)
+            run_all(
+                pending, folder / RUNS, jobs=jobs, watcher=watcher, data_dir=data_dir, method=method
+            )
+
+        tuning = plan.tuning_configs()
+        carry_out(tuning)
+        with making_sense_of(folder):
+            rates = select_rates(plan, folder)
+        main = plan.main_configs(rates)
+        carry_out(main)
+        with making_sense_of(folder):
+            runs = [load_run(folder / RUNS / run_name(config)) for config in (*tuning, *main)]
+            record_selection(plan, folder, rates, runs)
+        measure_timing(plan, folder, data_dir, watcher.note)
+        return runs
+
+
+def check(plan: Plan, data_dir: str | Path | None) -> None:
+    """Refuse what cannot work before anything is written: names, numbers, a missing corpus."""
+    tasks.check_name(plan.task)
+    for arm in plan.arms:
+        optimizers.find(arm.optimizer)
+    config = plan.config(plan.arms[0], plan.seeds[0], plan.arms[0].lr or plan.arms[0].grid[0])
+    if config.task in corpora.CORPORA:
+        corpora.load(config.task, data_dir)  # fetched once here, found by every worker
+    short = dataclasses.replace(config, steps=1)
+    tasks.build_model(tasks.build(short, data_dir))
+
+
+def declare(plan: Plan, folder: Path) -> None:
+    """Write the plan down before anything runs; hold a continued campaign to it."""
+    path, wanted = folder / PLAN, plan.declaration()
+    if not path.exists():
+        if any(folder.glob(f"{RUNS}/*")):
+            raise LabError(f"{folder} has runs but no {PLAN}; give another folder with --out")
+        write_json(path, wanted)
+        return
+    recorded = read_json(path)
+    for field in wanted:
+        if recorded.get(field) != wanted[field]:
+            was, now = _difference(recorded.get(field), wanted[field])
+            raise LabError(
+                f"{folder} declares another plan; {field} there: {was}, here: {now}; "
+                "give another folder with --out"
+            )
+
+
+def _difference(recorded: Any, wanted: Any) -> tuple[str, str]:
+    """The two values in a length that fits a line, narrowed to the list entry that differs."""
+    if isinstance(recorded, list) and isinstance(wanted, list) and len(recorded) == len(wanted):
+        recorded, wanted = next((a, b) for a, b in zip(recorded, wanted, strict=True) if a != b)
+    if isinstance(recorded, Mapping) and isinstance(wanted, Mapping):
+        keys = [k for k in {**recorded, **wanted} if recorded.get(k) != wanted.get(k)]
+        recorded, wanted = ({k: v.get(k) for k in keys} for v in (recorded, wanted))
+    return repr(recorded), repr(wanted)
+
+
+def select_rates(plan: Plan, folder: Path) -> dict[str, float]:
+    """Per arm whose rate is open, the rate of its grid with the lowest geometric mean."""
+    rates: dict[str, float] = {}
+    for arm in plan.arms:
+        if arm.lr is None:
+            scores = _tuning_scores(plan, arm, folder)
+            best = min(scores, key=lambda rate: (scores[rate] is None, scores[rate] or 0.0))
+            rates[arm.name] = best
+    return rates
+
+
+def _tuning_scores(plan: Plan, arm: Arm, folder: Path) -> dict[float, float | None]:
+    scores: dict[float, float | None] = {}
+    for rate in arm.grid:
+        run = load_run(folder / RUNS / f"{tuning_name(arm, rate)}-s{plan.tuning_seed}")
+        scores[rate] = None if run.result is None else run.result.get("geometric_mean")
+    return scores
+
+
+def record_selection(plan: Plan, folder: Path, rates: dict[str, float], runs: list[Run]) -> None:
+    """Write ``selection.json``: what was tried, what it scored, what was taken.
+
+    Entries: {"rate": taken, "selected": whether by score, "scores": {rate: statistic}}.
+    """
+    entries: dict[str, Any] = {}
+    for arm in plan.arms:
+        if plan.tuning_seed is not None and arm.grid:
+            scores = _tuning_scores(plan, arm, folder)
+            entries[arm.name] = {
+                "rate": rates.get(arm.name, arm.lr),
+                "selected": arm.lr is None,
+                "scores": {f"{rate:g}": score for rate, score in scores.items()},
+            }
+    if plan.task == "grokking" and plan.paper is not None:
+        entries = screen(runs)
+    if entries:
+        write_json(
+            folder / SELECTION,
+            {"rule": plan.rule, "tuning_seed": plan.tuning_seed, "arms": entries},
+        )
+
+
+def screen(runs: list[Run]) -> dict[str, Any]:
+    """The grokking screen: per optimizer the rate with the lowest sum of grok steps."""
+    sums: dict[str, dict[float, int]] = {}
+    for run in runs:
+        if run.result is not None:
+            never = run.config.steps + 1
+            of_rate = sums.setdefault(run.config.optimizer, {})
+            step = run.result["grok_step"]
+            of_rate[run.config.lr] = of_rate.get(run.config.lr, 0) + (
+                never if step is None else step
+            )
+    return {
+        optimizer: {
+            "rate": min(of_rate, key=of_rate.__getitem__),
+            "selected": True,
+            "scores": {f"{rate:g}": total for rate, total in of_rate.items()},
+        }
+        for optimizer, of_rate in sums.items()
+    }
+
+
+def measure_timing(
+    plan: Plan, folder: Path, data_dir: str | Path | None, say: Callable[[str], None]
+) -> None:
+    """Interleave the arms the plan wants timed, once, while nothing else runs."""
+    if not plan.timing or (folder / TIMING).exists():
+        return
+    arms = {arm.name: arm for arm in plan.arms}
+    configs = [
+        plan.config(arms[name], plan.seeds[0], arms[name].lr or arms[name].grid[0])
+        for name in plan.timing
+    ]
+    cycles = TIMING_CYCLES[plan.label] if len(configs) == 2 else FEWER_CYCLES[plan.label]
+    found = interleaved(configs, cycles=cycles, data_dir=data_dir, say=say)
+    if found["arms"]:
+        write_json(folder / TIMING, found)
+
+
+def recorded_threads(folder: str | Path) -> int | None:
+    """The threads a campaign was begun with, so that continuing it needs no repeated flag."""
+    path = Path(folder) / PLAN
+    if not is_file(path):
+        return None
+    threads = read_json(path).get("threads")
+    return threads if type(threads) is int else None
