@@ -28,7 +28,7 @@ from gomuon.lab.experiments.plan import Arm, run_name
 from gomuon.lab.experiments.run_config import RunConfig
 from gomuon.lab.running import execution
 from gomuon.lab.running.training import train
-from gomuon.lab.running.workers import Watcher
+from gomuon.lab.running.workers import RunObserver
 from tests.faults.command_lines import WORLD, good_line, line
 from tests.faults.command_worlds import damage, template
 from tests.lab.helpers.tiny_runs import TEXT, addition_plan
@@ -135,13 +135,13 @@ def surroundings(folder: Path) -> Iterator[None]:
 
 
 def run_here(
-    configs: Sequence[RunConfig], root: Path, *, watcher: Watcher, data_dir: Any, **_: Any
+    configs: Sequence[RunConfig], root: Path, *, observer: RunObserver, data_dir: Any, **_: Any
 ) -> None:
     """As `workers.run_all`, without processes."""
     for config in configs:
-        watcher.begin(config)
+        observer.begin(config)
         train(config, root / run_name(config), data_dir=data_dir)
-        watcher.finish(config)
+        observer.finish(config)
 
 
 def nothing_there(*_: object, **__: object) -> bytes:

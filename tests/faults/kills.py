@@ -43,7 +43,7 @@ def carry_out(variant: int, folder: Path, jobs: int) -> None:
     """A campaign in a process group of its own, with workers forked from it."""
     os.setsid()
     try:
-        run_campaign(plan_of(variant), folder, jobs=jobs, watcher=Silent(), method="fork")
+        run_campaign(plan_of(variant), folder, jobs=jobs, observer=Silent(), method="fork")
     except LabError as error:
         # A worker was killed: the campaign must say so and stop, not hang or go on.
         sys.exit(3 if "ended from outside" in str(error) else 4)

@@ -10,10 +10,10 @@ from typing import Any
 from gomuon.lab.evidence.reading import read_evidence
 from gomuon.lab.evidence.thinning import thin, write_curve
 from gomuon.lab.experiments import catalogue, racing, tuning
+from gomuon.lab.experiments.loss_windows import windows_for
 from gomuon.lab.experiments.plan import Arm, Plan, run_name
 from gomuon.lab.experiments.run_config import RunConfig
 from gomuon.lab.experiments.selection import read_selection
-from gomuon.lab.experiments.windows import windows_for
 from gomuon.lab.results.candidates import picks_of, write_selection
 from gomuon.lab.results.runs import Run, file_sha256, load_run
 from gomuon.lab.results.statistics import geometric_mean, grokking_result, language_result

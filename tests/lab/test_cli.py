@@ -20,10 +20,11 @@ import gomuon.__main__
 from gomuon.lab import cli
 from gomuon.lab.data import corpora
 from gomuon.lab.experiments import racing
+from gomuon.lab.formatting import duration
 from gomuon.lab.results.runs import METRICS, load_run
 from gomuon.lab.running import execution, progress, timing
 from gomuon.lab.running.progress import LiveDisplay, PlainDisplay
-from gomuon.lab.running.training import Progress, train
+from gomuon.lab.running.training import UpdateReport, train
 from tests.lab.helpers.tiny_runs import addition
 
 TINY = [*("--width", "8"), *("--layers", "1"), *("--heads", "2"), *("--hidden", "8")]
@@ -261,19 +262,19 @@ def test_live_and_plain_displays_show_the_same_facts() -> None:
         with shown:
             shown.skip(plan.config(plan.arms[1], 0, 0.01))
             shown.begin(config)
-            shown.update(config, Progress(40, 0.5, metrics))
-            assert shown.left == 60
-            assert shown.eta() is not None
+            shown.update(config, UpdateReport(40, 0.5, metrics))
+            assert shown.pace.left == 60
+            assert shown.pace.seconds_left() is not None
             shown.finish(config)
         text = console.export_text()
         assert "go-muon-s0" in text
         assert "loss 1.2346  train 50.0%  held out 12.5%" in text
         assert "finished before" in text
-        assert shown.settled == 2
+        assert shown.pace.finished == 2
 
 
 def test_times_are_words() -> None:
-    assert [progress.clock(s) for s in (0, 59.6, 61, 7325, None)] == [
+    assert [duration(s) for s in (0, 59.6, 61, 7325, None)] == [
         "0 s",
         "1 min 00 s",
         "1 min 01 s",

@@ -54,7 +54,7 @@ def test_a_campaign_writes_through_no_link(name: str, tmp_path: Path, victim: Pa
     folder.mkdir()
     (folder / name).symlink_to(victim)
     with pytest.raises(LabError, match=WORDS):
-        run_campaign(PLAN_OF_ONE, folder, watcher=Silent())
+        run_campaign(PLAN_OF_ONE, folder, observer=Silent())
     assert victim.read_text() == '{"mine": 1}\n'
 
 
@@ -67,7 +67,7 @@ def test_a_campaign_enters_no_linked_folder(inner: str, tmp_path: Path) -> None:
     (folder / inner).symlink_to(elsewhere, target_is_directory=True)
     files.write_json(folder / PLAN, PLAN_OF_ONE.declaration())
     with pytest.raises(LabError, match=WORDS):
-        run_campaign(PLAN_OF_ONE, folder, watcher=Silent())
+        run_campaign(PLAN_OF_ONE, folder, observer=Silent())
     assert [path.name for path in elsewhere.iterdir()] == [METRICS]
     assert (elsewhere / METRICS).read_text() == "mine\n"
 
@@ -75,7 +75,7 @@ def test_a_campaign_enters_no_linked_folder(inner: str, tmp_path: Path) -> None:
 def test_the_campaign_folder_itself_may_be_a_link(tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "name").symlink_to(tmp_path / "real", target_is_directory=True)
-    run_campaign(PLAN_OF_ONE, tmp_path / "name", watcher=Silent())
+    run_campaign(PLAN_OF_ONE, tmp_path / "name", observer=Silent())
     assert (tmp_path / "real" / RUNS / "adamw-s0" / RESULT).is_file()
 
 
@@ -104,7 +104,9 @@ def test_a_benchmark_writes_through_no_link(name: str, tmp_path: Path, victim: P
     folder.mkdir()
     (folder / name).symlink_to(victim)
     with pytest.raises(LabError, match=WORDS):
-        benchmark.run(benchmark.Settings("mlp", "muon", 1, "quick", False), folder, "", Nobody())
+        benchmark.run_benchmark(
+            benchmark.Settings("mlp", "muon", 1, "quick", False), folder, "", Nobody()
+        )
     assert victim.read_text() == '{"mine": 1}\n'
 
 
@@ -131,4 +133,4 @@ def test_a_pipe_is_refused_and_not_waited_for(name: str, tmp_path: Path) -> None
     (place / name).unlink(missing_ok=True)
     os.mkfifo(place / name)
     with pytest.raises(LabError, match=name):
-        run_campaign(PLAN_OF_ONE, folder, watcher=Silent())
+        run_campaign(PLAN_OF_ONE, folder, observer=Silent())

@@ -10,7 +10,7 @@ import torch
 
 from gomuon.lab import cli, verification
 from gomuon.lab.errors import LabError
-from gomuon.lab.verification import CHECKS, Place, verify
+from gomuon.lab.verification import CHECKS, RandomMatrices, verify
 
 
 def test_everything_holds(capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,7 +22,10 @@ def test_everything_holds(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.where)
 def test_a_residual_is_a_number_and_not_always_zero(check: verification.Check) -> None:
-    found = [check.residual(Place(torch.device("cpu"), torch.float64, seed)) for seed in range(3)]
+    found = [
+        check.residual(RandomMatrices(torch.device("cpu"), torch.float64, seed))
+        for seed in range(3)
+    ]
     assert all(residual <= check.most for residual in found)
     # Bounds that hold with room to spare have nothing left over; equalities have their rounding.
     if check.where not in ("Corollary 2", "Proposition 5", "Equation (19)"):
@@ -54,13 +57,13 @@ def test_a_wrong_step_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             return super().step(closure)
 
     monkeypatch.setattr(verification, "GoMuon", Slower)
-    assert verification.plain_loop(Place(torch.device("cpu"), torch.float64, 0)) > 1e-8
+    assert verification.plain_loop(RandomMatrices(torch.device("cpu"), torch.float64, 0)) > 1e-8
 
 
 def test_not_a_number_does_not_hold(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    nothing = dataclasses.replace(CHECKS[0], residual=lambda place: float("nan"))
+    nothing = dataclasses.replace(CHECKS[0], residual=lambda random: float("nan"))
     monkeypatch.setattr(verification, "CHECKS", (nothing,))
     with pytest.raises(LabError, match="1 of 1 do not hold here"):
         verify(seeds=1)

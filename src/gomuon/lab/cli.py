@@ -17,44 +17,52 @@ from gomuon.lab import machine
 from gomuon.lab.bench.command import bench
 from gomuon.lab.costs.command import plan
 from gomuon.lab.data import corpora
-from gomuon.lab.errors import LabError
+from gomuon.lab.errors import Crashed, Interrupted, LabError
 from gomuon.lab.evidence.command import evidence
 from gomuon.lab.experiments import catalogue, racing, tuning
 from gomuon.lab.experiments.plan import Plan, adapt
 from gomuon.lab.experiments.selection import EXPERIMENT, read_selection
-from gomuon.lab.flags import OPEN, Folder, Number, Shape, Switch, Whole, Words, refuse_empty
-from gomuon.lab.input_checks import making_sense_of, require_whole
+from gomuon.lab.flags import (
+    NO_DEFAULT_SHOWN,
+    Flag,
+    ModelShape,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OptionalText,
+    refuse_empty,
+)
+from gomuon.lab.input_checks import errors_naming, require_whole
 from gomuon.lab.report import methods_page, terminal_methods, terminal_summary, terminal_sweep
 from gomuon.lab.results.candidates import picks_of, write_selection
 from gomuon.lab.results.runs import Run
 from gomuon.lab.running import execution
 from gomuon.lab.running.progress import open_display
-from gomuon.lab.running.timing import estimate
-from gomuon.lab.running.workers import Crashed, Interrupted
+from gomuon.lab.running.timing import estimate_seconds
 from gomuon.lab.terminal import SafeConsole, escaped, one_line
 from gomuon.lab.verification import verify
 
 app = tyro.extras.SubcommandApp()
 Conclusion = Callable[[Plan, Sequence[Run], Console], None]
 
-SHAPE = Shape()
+SHAPE = ModelShape()
 
 
 @app.command
 def race(
-    task: Words = "",
-    optimizers: Words = "",
-    lr: Words = "",
-    selection: Folder = None,
-    seeds: Words = "",
-    steps: Whole = None,
-    adamw_lr: Number = None,
-    shape: tyro.conf.OmitArgPrefixes[Shape] = SHAPE,
-    timing: Switch = False,
-    jobs: Whole = None,
-    threads: Whole = None,
-    data_dir: Folder = None,
-    out: Folder = None,
+    task: OptionalText = "",
+    optimizers: OptionalText = "",
+    lr: OptionalText = "",
+    selection: OptionalPath = None,
+    seeds: OptionalText = "",
+    steps: OptionalInt = None,
+    adamw_lr: OptionalFloat = None,
+    shape: tyro.conf.OmitArgPrefixes[ModelShape] = SHAPE,
+    timing: Flag = False,
+    jobs: OptionalInt = None,
+    threads: OptionalInt = None,
+    data_dir: OptionalPath = None,
+    out: OptionalPath = None,
 ) -> None:
     """Race optimizers against each other from the same start on the same data.
 
@@ -102,19 +110,19 @@ def race(
 def tune(
     task: str = "grokking",
     optimizers: str = "go-muon,muon,adamw",
-    grid: Whole = None,
+    grid: OptionalInt = None,
     ratio: float = tuning.RATIO,
-    rates: Words = "",
-    momenta: Words = "",
+    rates: OptionalText = "",
+    momenta: OptionalText = "",
     seeds: str = "0",
-    steps: Whole = None,
-    adamw_lr: Number = None,
-    shape: tyro.conf.OmitArgPrefixes[Shape] = SHAPE,
-    dry_run: Switch = False,
-    jobs: Whole = None,
-    threads: Whole = None,
-    data_dir: Folder = None,
-    out: Folder = None,
+    steps: OptionalInt = None,
+    adamw_lr: OptionalFloat = None,
+    shape: tyro.conf.OmitArgPrefixes[ModelShape] = SHAPE,
+    dry_run: Flag = False,
+    jobs: OptionalInt = None,
+    threads: OptionalInt = None,
+    data_dir: OptionalPath = None,
+    out: OptionalPath = None,
 ) -> None:
     """Sweep learning rates with the same budget for every method, and pick the best of each.
 
@@ -156,7 +164,7 @@ def tune(
     if dry_run:
         execution.check(plan, data_dir)
         terminal_summary.print_plan(
-            plan, estimate(plan, parallel, data_dir), parallel, SafeConsole()
+            plan, estimate_seconds(plan, parallel, data_dir), parallel, SafeConsole()
         )
         return
 
@@ -172,15 +180,15 @@ def tune(
 def reproduce(
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
     /,
-    seeds: Annotated[str | None, OPEN] = None,
-    steps: Whole = None,
-    selection: Folder = None,
-    quick: Switch = False,
-    dry_run: Switch = False,
-    jobs: Whole = None,
-    threads: Whole = None,
-    data_dir: Folder = None,
-    out: Folder = None,
+    seeds: Annotated[str | None, NO_DEFAULT_SHOWN] = None,
+    steps: OptionalInt = None,
+    selection: OptionalPath = None,
+    quick: Flag = False,
+    dry_run: Flag = False,
+    jobs: OptionalInt = None,
+    threads: OptionalInt = None,
+    data_dir: OptionalPath = None,
+    out: OptionalPath = None,
 ) -> None:
     """Repeat an experiment of the paper and set its figures beside your own.
 
@@ -218,7 +226,7 @@ def reproduce(
         plan = adapt(declared, quick=quick, seeds=chosen, steps=steps, threads=each)
         if dry_run:
             execution.check(plan, data_dir)
-            costs = estimate(plan, parallel, data_dir)
+            costs = estimate_seconds(plan, parallel, data_dir)
             terminal_summary.print_plan(plan, costs, parallel, SafeConsole())
         else:
             carry_out(plan, folder, parallel, data_dir)
@@ -243,8 +251,8 @@ def data(
         tyro.conf.arg(metavar="[NAME …]", help_behavior_hint=""),
     ] = (),
     /,
-    fetch: Switch = False,
-    data_dir: Folder = None,
+    fetch: Flag = False,
+    data_dir: OptionalPath = None,
 ) -> None:
     """Show which corpora are present; fetch those that are named, or with --fetch all missing.
 
@@ -276,9 +284,11 @@ def data(
 
 @app.command
 def methods(
-    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]"), OPEN] = "",
+    name: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]"), NO_DEFAULT_SHOWN
+    ] = "",
     /,
-    markdown: Switch = False,
+    markdown: Flag = False,
 ) -> None:
     """Show the methods side by side: geometry, update, amortisation, rate and origin of each.
 
@@ -332,8 +342,8 @@ def carry_out(
     if plan.experiment == EXPERIMENT:
         console.print(f"Rule: {plan.rule}", markup=False, highlight=False)
     with open_display(plan, console) as display:
-        runs = execution.run_campaign(plan, folder, jobs=jobs, watcher=display, data_dir=data_dir)
-    with making_sense_of(folder):
+        runs = execution.run_campaign(plan, folder, jobs=jobs, observer=display, data_dir=data_dir)
+    with errors_naming(folder):
         conclude(plan, runs, console)
     write_report(folder)
     console.print(

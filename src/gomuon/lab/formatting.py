@@ -61,3 +61,14 @@ def many(count: int, noun: str) -> str:
 
 def seeds(values: tuple[int, ...]) -> str:
     return f"{'seed' if len(values) == 1 else 'seeds'} {listing([str(v) for v in values])}"
+
+
+def duration(seconds: float | None) -> str:
+    """Such as 1 h 05 min, 3 min 20 s or 12 s."""
+    if seconds is None:
+        return "some time"
+    whole = max(0, round(seconds))
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {whole % 60:02d} s" if minutes else f"{whole} s"

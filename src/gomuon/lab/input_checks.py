@@ -14,7 +14,14 @@ from gomuon.lab.errors import LabError
 DEEPEST = 50  # levels of nesting; the lab's own files have fewer than ten
 LARGEST_JSON = 100_000_000  # bytes; the lab's own files have a few thousand
 # What a value of a wrong kind or size can bring about where it is used.
-UNFIT = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
+BAD_VALUE_ERRORS = (
+    LookupError,
+    TypeError,
+    ValueError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+)
 
 
 def parse_json(text: str) -> Any:
@@ -42,7 +49,7 @@ def _parts(value: Any) -> list[Any]:
 
 
 @contextlib.contextmanager
-def making_sense_of(place: Path) -> Iterator[None]:
+def errors_naming(place: Path) -> Iterator[None]:
     """Let values of a wrong kind end in one line that names where they are from.
 
     Readers name the file and the field of what they check. This is for the rest: a report, a page
@@ -50,7 +57,7 @@ def making_sense_of(place: Path) -> Iterator[None]:
     """
     try:
         yield
-    except UNFIT as error:
+    except BAD_VALUE_ERRORS as error:
         raise LabError(
             f"{place} holds values that do not fit together ({type(error).__name__}: {error}); "
             "put the files back as gomuon wrote them; if nobody changed them, please report this"

@@ -23,7 +23,7 @@ from gomuon.functional import (
 )
 from gomuon.lab.bench.plain import PlainGoMuon
 from gomuon.lab.errors import LabError
-from gomuon.lab.flags import Words
+from gomuon.lab.flags import OptionalText
 from gomuon.lab.input_checks import require_whole
 from gomuon.lab.terminal import SafeConsole
 
@@ -34,7 +34,7 @@ MOST_SEEDS = 1_000  # which takes about an hour
 
 
 @dataclass(frozen=True)
-class Place:
+class RandomMatrices:
     """Where and on what to compute: random matrices of a seed, on a device."""
 
     device: torch.device
@@ -62,50 +62,50 @@ class Place:
 class Check:
     """A statement of the paper or of this package, with the most its residual may be.
 
-    `residual` is the worst found at a place; 0 is perfect.
+    `residual` is the worst found at a random; 0 is perfect.
     """
 
     what: str
     where: str
     most: float
-    residual: Callable[[Place], float]
+    residual: Callable[[RandomMatrices], float]
 
 
-def problems(place: Place) -> Iterable[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
+def problems(random: RandomMatrices) -> Iterable[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
     """M, A, B, P_B, P_A in every shape."""
     for m, n in SHAPES:
-        A, B = place.factor(n), place.factor(m)
-        yield place.normal(m, n), A, B, inverse_root(B, ALPHA), inverse_root(A, ALPHA)
+        A, B = random.factor(n), random.factor(m)
+        yield random.normal(m, n), A, B, inverse_root(B, ALPHA), inverse_root(A, ALPHA)
 
 
-def oracle_value(place: Place) -> float:
+def oracle_value(random: RandomMatrices) -> float:
     return max(
         _apart(_inner(M, matched_direction(M, left, right)), theory.oracle_value(M, left, right))
-        for M, _, _, left, right in problems(place)
+        for M, _, _, left, right in problems(random)
     )
 
 
-def oracle_radius(place: Place) -> float:
+def oracle_radius(random: RandomMatrices) -> float:
     return max(
         float(abs(weighted_norm(matched_direction(M, left, right), left, right) - 1))
-        for M, _, _, left, right in problems(place)
+        for M, _, _, left, right in problems(random)
     )
 
 
-def cached_alignment(place: Place) -> float:
+def cached_alignment(random: RandomMatrices) -> float:
     """How far below zero the alignment with the source ever falls, over its own size."""
-    later = Place(place.device, place.dtype, place.seed + 1)
+    later = RandomMatrices(random.device, random.dtype, random.seed + 1)
     worst = 0.0
-    for (M, *_), (_, _, _, left, right) in zip(problems(place), problems(later), strict=True):
+    for (M, *_), (_, _, _, left, right) in zip(problems(random), problems(later), strict=True):
         aligned = _inner(M, matched_direction(M, left, right))
         worst = max(worst, float(-aligned / torch.linalg.matrix_norm(M, ord="nuc")))
     return worst
 
 
-def grafted_bounds(place: Place) -> float:
+def grafted_bounds(random: RandomMatrices) -> float:
     """By how much either bound of Proposition 5 is missed."""
     worst = 0.0
-    for M, A, B, left, right in problems(place):
+    for M, A, B, left, right in problems(random):
         D = frobenius_graft(matched_direction(M, left, right))
         lowest = theory.grafted_alignment_bound(A, B, M, ALPHA)
         highest = theory.grafted_condition_bound(A, B, ALPHA)
@@ -114,27 +114,27 @@ def grafted_bounds(place: Place) -> float:
     return worst
 
 
-def roots(place: Place) -> float:
+def roots(random: RandomMatrices) -> float:
     worst = 0.0
-    for _, A, _, _, right in problems(place):
+    for _, A, _, _, right in problems(random):
         identity = torch.eye(len(A), dtype=A.dtype, device=A.device)
         product = right @ right @ A @ right @ right
         worst = max(worst, float((product - identity).abs().max()))
     return worst
 
 
-def shrinkage_bound(place: Place) -> float:
+def shrinkage_bound(random: RandomMatrices) -> float:
     worst = 0.0
     for d in (8, 32):
-        rows = place.normal(5, d)  # fewer rows than dimensions: singular without shrinkage
+        rows = random.normal(5, d)  # fewer rows than dimensions: singular without shrinkage
         shrunk, intensity = oas(rows.mT @ rows / 5, 5)
         bound = theory.oas_condition_bound(d, intensity)
         worst = max(worst, float(theory.condition_number(shrunk) / bound) - 1)
     return worst
 
 
-def label_mismatch(place: Place) -> float:
-    q, p = (3 * place.normal(2, 7)).softmax(-1)
+def label_mismatch(random: RandomMatrices) -> float:
+    q, p = (3 * random.normal(2, 7)).softmax(-1)
     moments = []
     for weights in (q, p):
         deltas = p - torch.eye(7, dtype=p.dtype, device=p.device)
@@ -145,18 +145,18 @@ def label_mismatch(place: Place) -> float:
     return max(apart, float(above))
 
 
-def sparse_average(place: Place) -> float:
+def sparse_average(random: RandomMatrices) -> float:
     """The paper's 3.99537 and 32.3714, as printed."""
     found = theory.sparse_variance_ratio(0.97, 4), theory.sparse_lag(0.97, 4)
     return max(abs(found[0] - 3.99537), abs(found[1] - 32.3714) / 10)
 
 
-def accurate_polar(place: Place) -> float:
+def accurate_polar(random: RandomMatrices) -> float:
     """polar="auto" in float32 against the SVD in float64, up to a condition number of 1e4."""
     worst = 0.0
     for m, n in SHAPES:
         for kappa in (10.0, 1e3, 1e4):
-            X = place.conditioned(m, n, kappa).float()
+            X = random.conditioned(m, n, kappa).float()
             U, _, Vh = torch.linalg.svd(X.cpu().double(), full_matrices=False)
             exact = U @ Vh
             found = polar(X, "auto").cpu().double()
@@ -164,18 +164,18 @@ def accurate_polar(place: Place) -> float:
     return worst
 
 
-def plain_loop(place: Place) -> float:
+def plain_loop(random: RandomMatrices) -> float:
     """Weights after some updates, apart from a script's that goes layer by layer."""
     torch_state = torch.random.get_rng_state()
-    torch.manual_seed(place.seed)
+    torch.manual_seed(random.seed)
     model = nn.Sequential(nn.Linear(12, 20, bias=False), nn.Tanh(), nn.Linear(20, 8, bias=False))
     torch.random.set_rng_state(torch_state)
-    plain = model.to(place.dtype)
-    ours = copy.deepcopy(plain).to(place.device)
+    plain = model.to(random.dtype)
+    ours = copy.deepcopy(plain).to(random.device)
     optimizer = GoMuon(ours, lr=0.05, routes={"*": "matrix"}, polar="svd")
     script = PlainGoMuon(plain, lr=0.05)
     for update in range(UPDATES):
-        batch = Place(place.device, place.dtype, 100 * place.seed + update + 1)
+        batch = RandomMatrices(random.device, random.dtype, 100 * random.seed + update + 1)
         x, y = batch.normal(32, 12), batch.normal(32, 8)
         for network, stepper in ((ours, optimizer), (plain, script)):
             device = next(network.parameters()).device
@@ -204,7 +204,7 @@ CHECKS = (
 )
 
 
-def verify(device: Words = "cpu", seeds: int = 5) -> None:
+def verify(device: OptionalText = "cpu", seeds: int = 5) -> None:
     """Check on this machine what the paper proves and what this package promises.
 
     Every line is computed with random matrices of every seed, in float64 except where it says so;
@@ -222,7 +222,9 @@ def verify(device: Words = "cpu", seeds: int = 5) -> None:
     table.add_column("")
     failed = []
     for check in CHECKS:
-        worst = max(check.residual(Place(target, torch.float64, seed)) for seed in range(seeds))
+        worst = max(
+            check.residual(RandomMatrices(target, torch.float64, seed)) for seed in range(seeds)
+        )
         holds = worst <= check.most  # not so for NaN
         failed += [] if holds else [check.what]
         verdict = "holds" if holds else "FAILS"

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from gomuon.lab.bench import measurement, other_packages, workloads
-from gomuon.lab.bench.all_arms import choose, registry
-from gomuon.lab.bench.arms import OWN, REFERENCE, Arm, Unfit
+from gomuon.lab.bench.all_arms import arms_by_name, choose
+from gomuon.lab.bench.arms import OWN, REFERENCE, BenchArm, CannotTrain
 from gomuon.lab.bench.benchmark import Settings
 from gomuon.lab.errors import LabError
 from tests.versions import HAS_MUON
 
-RIVALS = other_packages.rivals(compiled=False)
+RIVALS = other_packages.package_arms(compiled=False)
 PLAIN = {"plain-go-muon-1", "plain-go-muon-4", "plain-muon"}
 
 
@@ -23,9 +23,9 @@ def installed(package: str) -> bool:
     return importlib.util.find_spec(package) is not None
 
 
-def laps(arm: Arm, name: str) -> dict[str, object]:
+def step_times(arm: BenchArm, name: str) -> dict[str, object]:
     work = workloads.find(name, "tiny")
-    reference = registry()[REFERENCE]
+    reference = arms_by_name()[REFERENCE]
     found = measurement.measure(work, [reference, arm], 2, lambda name, step: None)
     entry: dict[str, object] = found["arms"][arm.name]
     return entry
@@ -33,10 +33,10 @@ def laps(arm: Arm, name: str) -> dict[str, object]:
 
 @pytest.mark.parametrize("name", ["paper", "mlp", "conv"])
 @pytest.mark.parametrize("arm", OWN, ids=lambda arm: arm.name)
-def test_own_arms_train_every_model(arm: Arm, name: str) -> None:
+def test_own_arms_train_every_model(arm: BenchArm, name: str) -> None:
     if arm.name == "torch-muon" and not HAS_MUON:
         pytest.skip(f"torch {torch.__version__} has no Muon")
-    entry = laps(arm, name)
+    entry = step_times(arm, name)
     if name == "conv" and arm.name in {"torch-muon", *PLAIN}:
         assert "only" in str(entry["failed"])
         return
@@ -48,15 +48,15 @@ def test_own_arms_train_every_model(arm: Arm, name: str) -> None:
 def test_gpt2_is_trained_by_transformers_own_layers() -> None:
     if not installed("transformers"):
         pytest.skip("Transformers is not installed")
-    assert "failed" not in laps(registry()["go-muon-4"], "gpt2")
+    assert "failed" not in step_times(arms_by_name()["go-muon-4"], "gpt2")
 
 
 @pytest.mark.parametrize("name", ["paper", "conv"])
 @pytest.mark.parametrize("arm", RIVALS, ids=lambda arm: arm.name)
-def test_other_packages_train_where_they_are_installed(arm: Arm, name: str) -> None:
+def test_other_packages_train_where_they_are_installed(arm: BenchArm, name: str) -> None:
     if not installed(arm.package):
         pytest.skip(f'{arm.package} is not installed (pip install "gomuon[bench]")')
-    assert "failed" not in laps(arm, name)
+    assert "failed" not in step_times(arm, name)
 
 
 def test_a_package_that_is_missing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_a_package_that_is_missing_says_so(monkeypatch: pytest.MonkeyPatch) -> N
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
     monkeypatch.setattr(other_packages, "load", missing)
-    failed = str(laps(RIVALS[0], "paper")["failed"])
+    failed = str(step_times(RIVALS[0], "paper")["failed"])
     assert "heavyball is not installed" in failed
     assert "gomuon[bench]" in failed
 
@@ -93,7 +93,7 @@ def test_rivals_are_given_the_matrices_and_adamw_the_rest(monkeypatch: pytest.Mo
 
 
 def test_intervals_are_those_of_the_recipes_and_packages() -> None:
-    found = {name: arm.interval for name, arm in registry().items()}
+    found = {name: arm.interval for name, arm in arms_by_name().items()}
     assert [found[f"go-muon-{K}"] for K in (1, 4, 16)] == [1, 4, 16]
     assert found["soap"] == found["shampoo"] == found["mousse"] == 10
     assert found["muon"] == found["kfac"] == found["torch-muon"] == 1
@@ -119,20 +119,20 @@ def test_the_reference_always_takes_part_and_slow_ones_are_named() -> None:
     assert [arm.name for arm in arms] == [REFERENCE, "torch-muon"]
     assert omitted == []
     work = workloads.find("paper", "tiny")
-    slow = registry()["torch-muon"]
+    slow = arms_by_name()["torch-muon"]
     found = measurement.measure(work, choose("muon"), 1, lambda *_: None, [slow])
     assert found["arms"]["torch-muon"]["failed"] == measurement.OMITTED
 
 
 def test_an_arm_that_cannot_be_built_does_not_end_the_run() -> None:
     def unfit(model: torch.nn.Module) -> torch.optim.Optimizer:
-        raise Unfit("made up")
+        raise CannotTrain("made up")
 
     def broken(model: torch.nn.Module) -> torch.optim.Optimizer:
         raise KeyError("made up")
 
     for build, said in ((unfit, "made up"), (broken, "KeyError: 'made up'")):
-        assert laps(Arm("odd", "Odd", "nowhere", 1, build), "paper")["failed"] == said
+        assert step_times(BenchArm("odd", "Odd", "nowhere", 1, build), "paper")["failed"] == said
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,9 @@ def test_from_start_to_page(tiny: Path, capsys: pytest.CaptureFixture[str]) -> N
     for axis in ("width", "depth"):
         assert result["scaling"][axis]["arms"]["go-muon-4"]["exponent"] is not None
     report = (tiny / "out" / "report.md").read_text()
-    assert report == speed_page.markdown(benchmark.read(tiny / "out"), "bench.json", "bench")
+    assert report == speed_page.markdown(
+        benchmark.read_results(tiny / "out"), "bench.json", "bench"
+    )
     assert "Quick run" in report
     assert str(tiny) not in report + json.dumps(result), "nobody else's folders"
     for name in ("bench.svg", "bench-dark.svg"):
@@ -116,8 +118,8 @@ def test_what_was_measured_otherwise_is_refused_and_kept(
     path.write_text(json.dumps(made))
     asked = ["--models", "paper", "--arms", "muon", "--no-scaling", "--out", "out"]
     said = refused(["bench", "--quick", "--threads", "1", *asked], capsys)
-    assert f"out/bench.json was measured otherwise ({words}" in said
-    assert "give --fresh to drop it and measure everything again, or another folder" in said
+    assert f"out/bench.json was measured under other conditions ({words}" in said
+    assert "use --fresh to delete it and measure everything again, or choose another folder" in said
     assert json.loads(path.read_text()) == made
 
 
@@ -130,7 +132,7 @@ def test_the_lab_code_that_the_benchmark_runs_is_part_of_its_source() -> None:
     counted = {name.removesuffix(".py").replace("/", ".") for name in benchmark.OF_THE_LAB}
     # These print, draw or check input: they change no number.
     others = {"errors", "flags", "input_checks", "terminal", "report.document", "report.markdown"}
-    others |= {"report.svg", "running.progress", "running.workers"}
+    others |= {"report.svg", "formatting"}
     folders = ("bench", "costs")
     assert {name for name in imported - others if not name.startswith(folders)} == counted
 
@@ -151,7 +153,7 @@ def test_ctrl_c_keeps_the_finished_parts(
     command = ["bench", "--quick", "--threads", "1", *asked]
     assert cli.main([*command, "--fresh"]) == 130
     said = capsys.readouterr().err
-    assert "stopped; the finished parts are kept and the one under way begins anew" in said
+    assert "stopped; finished parts are kept, the current part starts again" in said
     assert "nothing is lost" not in said
     assert said.strip().endswith(f"continue with: gomuon {' '.join(command)}")
     result = json.loads((tiny / "out" / "bench.json").read_text())
@@ -190,7 +192,10 @@ def test_fresh_measures_again(
         ("--arms torch-mon", "unknown arm 'torch-mon'; did you mean 'torch-muon'?"),
         ("--cycles 0", "--cycles must be at least 1, not 0"),
         ("--threads 0", "--threads must be at least 1, not 0"),
-        ("--page --out nowhere", "nowhere/bench.json does not exist; gomuon bench --out nowhere"),
+        (
+            "--page --out nowhere",
+            "does not exist; create it with gomuon bench --out nowhere",
+        ),
     ],
 )
 def test_bad_input_is_one_line(
@@ -213,9 +218,9 @@ def test_a_page_says_the_same_from_memory_and_from_its_file(tmp_path: Path) -> N
         wide={"muon": 1.0}, paper={"torch_muon": 5.0, "go_muon_4": 0.4}, mlp={"muon": 0.1}
     )
     (tmp_path / "bench.json").write_text(json.dumps(result, sort_keys=True))
-    text = speed_page.markdown(benchmark.read(tmp_path), "f", "p")
+    text = speed_page.markdown(benchmark.read_results(tmp_path), "f", "p")
     assert "2 cores, AVX2" in text
-    assert text == speed_page.markdown(benchmark.arranged(result), "f", "p")
+    assert text == speed_page.markdown(benchmark.in_benchmark_order(result), "f", "p")
     assert re.findall("^## The (\\w+) model", text, re.MULTILINE) == ["paper", "wide", "mlp"]
     assert "| 1 | paper: step, Go-MUON K=4 / torch Muon | 0.10 | 0.080 ± 0.011 | pass |" in text
 

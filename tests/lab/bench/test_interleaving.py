@@ -57,11 +57,11 @@ def runner(clock: Clock, worker: Worker, interval: int = 1, passes: float = 10.0
     return Runner(model, worker, work, interval, clock)
 
 
-def test_a_lap_tells_the_passes_from_the_step_and_drops_gradients() -> None:
+def test_a_timed_step_tells_the_passes_from_the_step_and_drops_gradients() -> None:
     clock = Clock()
     one = runner(clock, Worker(clock, "one", 3.0))
-    lap = one.lap()
-    assert (lap.forward_backward, lap.step, lap.whole) == (10.0, 3.0, 13.0)
+    time = one.timed_step()
+    assert (time.forward_backward, time.step, time.whole) == (10.0, 3.0, 13.0)
     assert all(p.grad is None for p in one.model.parameters())
 
 
@@ -69,9 +69,9 @@ def test_warmup_is_not_measured_and_everyone_makes_every_step() -> None:
     clock = Clock()
     workers = {"a": Worker(clock, "a", 100.0, *[1.0] * 9), "b": Worker(clock, "b", 2.0)}
     runners = {name: runner(clock, worker) for name, worker in workers.items()}
-    laps, failed = interleave(runners, warmup=1, steps=4)
-    assert [lap.step for lap in laps["a"]] == [1.0] * 4
-    assert [lap.step for lap in laps["b"]] == [2.0] * 4
+    step_times, failed = interleave(runners, warmup=1, steps=4)
+    assert [one.step for one in step_times["a"]] == [1.0] * 4
+    assert [one.step for one in step_times["b"]] == [2.0] * 4
     assert not failed
     rounds = [clock.log[i : i + 2] for i in range(0, len(clock.log), 2)]
     assert all(sorted(names) == ["a", "b"] for names in rounds), "step by step, not arm by arm"
@@ -110,10 +110,10 @@ def test_one_that_fails_leaves_with_its_reason_and_the_rest_goes_on() -> None:
         "good": runner(clock, Worker(clock, "good", 1.0)),
         "bad": runner(clock, Broken(clock, "bad", 1.0)),
     }
-    laps, failed = interleave(runners, warmup=1, steps=4)
+    step_times, failed = interleave(runners, warmup=1, steps=4)
     assert failed == {"bad": "RuntimeError: no such operator"}
-    assert list(laps) == ["good"]
-    assert len(laps["good"]) == 4
+    assert list(step_times) == ["good"]
+    assert len(step_times["good"]) == 4
 
 
 def test_a_slow_one_sits_out_after_a_whole_cycle_unless_exempt() -> None:
@@ -124,8 +124,10 @@ def test_a_slow_one_sits_out_after_a_whole_cycle_unless_exempt() -> None:
         name: runner(clock, Worker(clock, name, 1.0 if name == "quick" else 50.0), interval)
         for name, interval in zip(names, intervals, strict=True)
     }
-    laps, _ = interleave(runners, warmup=1, steps=8, allowance=100.0, exempt=["slow but exempt"])
-    assert [len(laps[name]) for name in names] == [8, 2, 4, 8]
+    step_times, _ = interleave(
+        runners, warmup=1, steps=8, allowance=100.0, exempt=["slow but exempt"]
+    )
+    assert [len(step_times[name]) for name in names] == [8, 2, 4, 8]
 
 
 def test_exponents_are_those_of_a_power_law() -> None:

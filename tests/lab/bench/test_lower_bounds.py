@@ -1,4 +1,4 @@
-"""The floor under a step: what it multiplies and decomposes, and nothing else."""
+"""The lower_bound under a step: what it multiplies and decomposes, and nothing else."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gomuon.lab.bench import lower_bounds, tables, targets, workloads
-from gomuon.lab.bench.arms import ours
+from gomuon.lab.bench.arms import gomuon_optimizer
 from gomuon.lab.bench.interleaving import Runner
 from gomuon.lab.bench.workloads import Workload
 from gomuon.operations import Decomposition, flops
@@ -20,9 +20,9 @@ KERNELS = {"polar": 0.4, "whitened": 0.5, "maps": 0.1, "roots": 0.8, "moments": 
 
 def runner(workload: Workload, method: str) -> Runner:
     model = workload.make()
-    made = Runner(model, ours(method)(model), workload)
+    made = Runner(model, gomuon_optimizer(method)(model), workload)
     for _ in range(2):
-        made.lap()
+        made.timed_step()
     return made
 
 
@@ -63,7 +63,7 @@ def test_sources_are_those_of_the_step_that_is_timed() -> None:
     assert all(not torch.allclose(X, Y) for X, Y in zip(found, stepped, strict=True))
     # Each of seven layers once, and the observer that looked is gone.
     assert sum(len(X) for X in found) == 7
-    made.lap()
+    made.timed_step()
     assert sum(len(X) for X in found) == 7
 
 
@@ -87,18 +87,18 @@ def test_refreshes_count_once_in_k_steps(arm: str, quantity: str, least: float |
 
 def test_the_bars_say_what_their_floor_is() -> None:
     result = made_result(paper={"go_muon_4": 0.9, "torch_muon": 5.0, "go_muon_1": 1.0})
-    assert all(reading.floor is None for reading in targets.read(result))
+    assert all(reading.lower_bound is None for reading in targets.check(result))
     result["workloads"]["paper"]["kernels"] = KERNELS
-    floor = [reading.floor for reading in targets.read(result)]
-    assert floor[:3] == pytest.approx([0.4 / 5.0, 0.4 / 1.0, (1.0 + 0.45) / (1.0 + 0.9)])
-    assert floor[3:] == [None] * 9  # the other side was not measured
+    lower_bound = [reading.lower_bound for reading in targets.check(result)]
+    assert lower_bound[:3] == pytest.approx([0.4 / 5.0, 0.4 / 1.0, (1.0 + 0.45) / (1.0 + 0.9)])
+    assert lower_bound[3:] == [None] * 9  # the other side was not measured
     result["workloads"]["wide"] = result["workloads"].pop("paper")
-    wide = [r.floor for r in targets.read(result) if r.bar.workload == "wide"]
+    wide = [r.lower_bound for r in targets.check(result) if r.target.workload == "wide"]
     assert wide == [None, None]  # Go-MUON was measured there, Muon was not
     result = made_result(wide={"go_muon_4": 0.9, "go_muon_16": 0.8, "muon": 0.5})
     result["workloads"]["wide"]["kernels"] = KERNELS
-    wide = [r.floor for r in targets.read(result) if r.bar.workload == "wide"]
+    wide = [r.lower_bound for r in targets.check(result) if r.target.workload == "wide"]
     assert wide == pytest.approx([0.4 / 0.2, 0.325 / 0.2])  # both at their least
     result = made_result(paper={"go_muon_4": 0.9, "torch_muon": 5.0})
     result["workloads"]["paper"]["kernels"] = KERNELS
-    assert tables.bar_table(result).rows[0][-1] == "0.080"
+    assert tables.target_table(result).rows[0][-1] == "0.080"

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from gomuon.lab.bench import tables, targets
-from gomuon.lab.bench.all_arms import registry
+from gomuon.lab.bench.all_arms import arms_by_name
 from gomuon.lab.bench.workloads import NAMES
 from tests.lab.helpers.made_bench import made_result
 
@@ -29,18 +29,18 @@ LINES = [
 
 
 def test_the_bars_are_these() -> None:
-    found = [(b.number, b.workload, b.quantity, b.arm, b.other, b.most) for b in targets.BARS]
+    found = [(b.number, b.workload, b.quantity, b.arm, b.other, b.most) for b in targets.TARGETS]
     assert found == LINES
-    known = {*registry(), targets.UNIT, "without"}
-    assert all({b.arm, b.other} <= known for b in targets.BARS)
-    assert all(b.workload in (*NAMES, targets.HOOKS) for b in targets.BARS)
+    known = {*arms_by_name(), targets.UNIT, "without"}
+    assert all({b.arm, b.other} <= known for b in targets.TARGETS)
+    assert all(b.workload in (*NAMES, targets.HOOKS) for b in targets.TARGETS)
 
 
 def test_each_line_reads_the_quantity_it_names() -> None:
     seconds = {"go_muon_4": 0.4, "go_muon_1": 0.9, "torch_muon": 5.0, "plain_go_muon_1": 2.0}
     result = made_result(paper={**seconds, "muon": 0.2, "newton_schulz": 0.1})
     result["memory"] = {"hooks": {"ratio": 1.02}}
-    readings = targets.read(result)
+    readings = targets.check(result)
     ratios = [None if r.ratio is None else round(r.ratio, 6) for r in readings]
     assert ratios[:5] == [0.08, 0.4, round(1.4 / 1.9, 6), round(1.9 / 3.0, 6), 2.0]
     verdicts = [r.verdict for r in readings]
@@ -52,7 +52,7 @@ def test_each_line_reads_the_quantity_it_names() -> None:
 
 def test_a_quick_run_gives_no_verdict() -> None:
     result = made_result("quick", paper={"go_muon_4": 0.1, "torch_muon": 9.0})
-    assert [r.verdict for r in targets.read(result)][:2] == ["quick", "quick"]
+    assert [r.verdict for r in targets.check(result)][:2] == ["quick", "quick"]
 
 
 def test_an_arm_that_failed_is_not_measured() -> None:
@@ -60,7 +60,7 @@ def test_an_arm_that_failed_is_not_measured() -> None:
     entry = result["workloads"]["paper"]["arms"]["torch-muon"]
     del entry["step"]
     entry["failed"] = "made up"
-    assert targets.read(result)[0].verdict == "not measured"
+    assert targets.check(result)[0].verdict == "not measured"
     rows = tables.workload_table(result, "paper").rows
     assert ("torch Muon", "1", "made up") in rows
 

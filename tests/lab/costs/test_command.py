@@ -15,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gomuon.lab import cli
 from gomuon.lab.costs import planned_model, scaling_page
-from gomuon.lab.costs.method_cost import Ranks, forecast
+from gomuon.lab.costs.estimate import RankLayout, estimate_cost
 from gomuon.lab.costs.published_models import CONFIGURATIONS
 from gomuon.lab.costs.tables import human
 from gomuon.lab.experiments import optimizers
@@ -61,7 +61,7 @@ def test_configurations_have_the_published_number_of_parameters(name: str, param
 
 
 def test_forward_and_backward_are_what_a_real_pass_multiplies() -> None:
-    about = planned_model.named("character", tokens=256, dtype="float32")
+    about = planned_model.published_model("character", tokens=256, dtype="float32")
     model = CONFIGURATIONS["character"].build()
     tokens = torch.zeros(2, 128, dtype=torch.long)
     # The CPU's fused attention has no formula in torch's counter.
@@ -72,8 +72,8 @@ def test_forward_and_backward_are_what_a_real_pass_multiplies() -> None:
 
 @pytest.mark.parametrize("name", ["go-muon", "go-muon-input", "muon", "shampoo", "kfac", "adamw"])
 def test_one_rank_holds_what_the_real_optimizer_holds(name: str) -> None:
-    about = planned_model.named("character", tokens=None, dtype="float32")
-    predicted = forecast(name, about, Ranks(Mesh()), {"polar": "svd"})
+    about = planned_model.published_model("character", tokens=None, dtype="float32")
+    predicted = estimate_cost(name, about, RankLayout(Mesh()), {"polar": "svd"})
     model = CONFIGURATIONS["character"].build()
     optimizer = optimizers.build(name, model, 1e-3, 1e-3, {})
     for _ in range(2):
@@ -180,7 +180,10 @@ def test_the_tables_stay_on_the_screen(
         ("--model builtins:dict", "gave a dict; expected a torch.nn.Module"),
         ("--model torch.nn:ReLU", "'torch.nn:ReLU' gave a ReLU without parameters; name a model"),
         ("--model torch.nn:ReLU --input 3,8", "gave a ReLU without parameters"),
-        ("--model tests.lab.costs.test_command:Custom --input 3,x", "--input '3,x' is not understood"),
+        (
+            "--model tests.lab.costs.test_command:Custom --input 3,x",
+            "--input '3,x' is not understood",
+        ),
         ("--model tests.lab.costs.test_command:Custom --input 3,9", "refused an input of"),
         ("--markdown nowhere.md", "nowhere.md cannot be read"),
     ],

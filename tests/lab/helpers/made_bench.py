@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gomuon.lab.bench.all_arms import registry
+from gomuon.lab.bench.all_arms import arms_by_name
 
 
 def timed(step: float, passes: float = 1.0, error: float | None = 0.1) -> dict[str, Any]:
@@ -17,7 +17,7 @@ def timed(step: float, passes: float = 1.0, error: float | None = 0.1) -> dict[s
 
 def made_result(size: str = "full", **times: dict[str, float]) -> dict[str, Any]:
     """Results with the steps' seconds of arms on workloads: paper={"go_muon_4": .4}."""
-    arms = registry()
+    arms = arms_by_name()
     works: dict[str, Any] = {}
     for name, seconds in times.items():
         entries: dict[str, Any] = {}

@@ -12,7 +12,7 @@ import pytest
 from gomuon.lab.data import corpora
 from gomuon.lab.experiments.plan import Arm, Plan, Quick
 from gomuon.lab.experiments.run_config import RunConfig
-from gomuon.lab.running.training import Progress
+from gomuon.lab.running.training import UpdateReport
 from gomuon.lab.running.workers import PRELOAD
 
 TEXT = "the quick brown fox jumps over the lazy dog\n" * 30
@@ -82,7 +82,7 @@ def forking() -> Any:
 
 
 class Silent:
-    """A watcher that only remembers."""
+    """A observer that only remembers."""
 
     def __init__(self) -> None:
         self.skipped: list[str] = []
@@ -94,7 +94,7 @@ class Silent:
 
     def begin(self, config: RunConfig) -> None: ...
 
-    def update(self, config: RunConfig, progress: Progress) -> None: ...
+    def update(self, config: RunConfig, progress: UpdateReport) -> None: ...
 
     def finish(self, config: RunConfig) -> None:
         self.finished.append(f"{config.arm}-s{config.seed}")

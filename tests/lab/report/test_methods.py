@@ -11,7 +11,7 @@ from rich.cells import cell_len
 
 import gomuon
 from gomuon.lab import cli
-from gomuon.lab.experiments.optimizers import ENTRIES, kebab
+from gomuon.lab.experiments.optimizers import ENTRIES, command_name
 from gomuon.lab.report import terminal_methods
 from gomuon.lab.report.methods_page import markdown
 from gomuon.recipes import RECIPES
@@ -49,7 +49,7 @@ def squeezed(text: str) -> str:
     ],
 )
 def test_classes_are_spelled_for_the_command_line(name: str, spelled: str) -> None:
-    assert kebab(name) == spelled
+    assert command_name(name) == spelled
 
 
 @pytest.mark.parametrize("columns", [60, 80, 140, 200])
@@ -79,7 +79,7 @@ def test_the_narrow_list_leaves_nothing_out(
 def test_one_method_is_shown_in_full(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = ENTRIES[kebab(name)]
+    entry = ENTRIES[command_name(name)]
     text = printed([name], capsys, monkeypatch)
     assert max(cell_len(line) for line in text.splitlines()) <= 80
     for setting, value in {**entry.recipe.defaults, **entry.options}.items():

@@ -17,14 +17,14 @@ from gomuon.lab.report.document import (
     Document,
     Facts,
     Note,
-    Picture,
+    Plot,
     Section,
     Standing,
     Table,
 )
 from gomuon.lab.report.html import render_page, style
 from gomuon.lab.report.markdown import escape, render_markdown
-from gomuon.lab.report.plots import DifferenceRow, GrokPanel, GrokRun, LossArm
+from gomuon.lab.report.plots import AccuracyCurve, AccuracyPanel, DifferenceRow, LossCurves
 from gomuon.lab.report.svg import DARK, LIGHT
 from tests.lab.helpers.reports import Tags
 
@@ -42,7 +42,7 @@ def document(*blocks: Block, folded: bool = False, **changes: object) -> Documen
     return Document(**(facts | changes))  # type: ignore[arg-type]
 
 
-def variants(picture: Picture) -> list[str]:
+def variants(picture: Plot) -> list[str]:
     return [picture.wide, picture.wide_dark, picture.narrow, picture.narrow_dark]
 
 
@@ -51,7 +51,7 @@ BLOCKS: tuple[Block, ...] = (
     Note(MARK, "warn"),
     Facts(((MARK, MARK),)),
     Table(MARK, (MARK, MARK), ((MARK, Cell(MARK, best=True)), (MARK,))),
-    Picture(MARK, MARK, "<svg/>", "<svg/>", "<svg/>", "<svg/>"),
+    Plot(MARK, MARK, "<svg/>", "<svg/>", "<svg/>", "<svg/>"),
 )
 
 
@@ -120,8 +120,8 @@ def test_quick_is_said_before_anything_else() -> None:
     assert render_markdown(document(quick=True)).splitlines()[2].startswith("> **QUICK")
 
 
-def loss_arm(*values: float) -> LossArm:
-    return LossArm("an $arm_", 0, (values,))
+def loss_arm(*values: float) -> LossCurves:
+    return LossCurves("an $arm_", 0, (values,))
 
 
 EDGES = [
@@ -140,7 +140,7 @@ def test_losses_are_drawn_whatever_they_are(values: tuple[float, ...]) -> None:
         picture = plots.losses(
             "c",
             "a",
-            [loss_arm(*values), LossArm("b" * 200, 1, ((1.0, 2.0),))],
+            [loss_arm(*values), LossCurves("b" * 200, 1, ((1.0, 2.0),))],
             [(1, 2)],
             [loss_arm(*values)],
             "an $arm_",
@@ -152,15 +152,17 @@ def test_losses_are_drawn_whatever_they_are(values: tuple[float, ...]) -> None:
 def test_accuracies_are_drawn_whatever_they_are() -> None:
     long = tuple((step, min(1.0, step / 900)) for step in range(1, 6001))
     runs = (
-        GrokRun("one point", 0, ((1, 0.5),), (), None),
-        GrokRun("nothing yet", 1, (), (), None),
-        GrokRun("long", 2, long, long[9::10], 900),
-        GrokRun("long", 2, long, long[9::10], 910),
-        *(GrokRun(f"another {i}", i, (), ((10, 1.0),), 10) for i in range(9)),
+        AccuracyCurve("one point", 0, ((1, 0.5),), (), None),
+        AccuracyCurve("nothing yet", 1, (), (), None),
+        AccuracyCurve("long", 2, long, long[9::10], 900),
+        AccuracyCurve("long", 2, long, long[9::10], 910),
+        *(AccuracyCurve(f"another {i}", i, (), ((10, 1.0),), 10) for i in range(9)),
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        picture = plots.grokking("c", "a", [GrokPanel("p=3", runs), GrokPanel("", runs[:2])])
+        picture = plots.grokking(
+            "c", "a", [AccuracyPanel("p=3", runs), AccuracyPanel("", runs[:2])]
+        )
     for svg in variants(picture):
         assert ElementTree.fromstring(svg).tag.endswith("svg")
     assert len(picture.wide) < 300_000  # 6,000 updates do not make a heavy page

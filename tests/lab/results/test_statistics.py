@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gomuon.lab.experiments.windows import Window, windows_for
+from gomuon.lab.experiments.loss_windows import LossWindow, windows_for
 from gomuon.lab.results import statistics as st
 
 
@@ -25,7 +25,7 @@ def test_the_papers_windows_count_from_one_and_include_both_ends() -> None:
         (1, ((1, 1), (1, 1), (1, 1))),
     ],
 )
-def test_windows_scale_with_the_run(steps: int, windows: tuple[Window, ...]) -> None:
+def test_windows_scale_with_the_run(steps: int, windows: tuple[LossWindow, ...]) -> None:
     assert windows_for(steps) == windows
     st.window_means([1.0] * steps, windows)
 

@@ -14,9 +14,9 @@ import pytest
 from gomuon.lab import machine
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import catalogue, optimizers, racing
+from gomuon.lab.experiments.loss_windows import PAPER_WINDOWS
 from gomuon.lab.experiments.plan import Arm, Plan, Quick, adapt, tuning_name
 from gomuon.lab.experiments.run_config import RunConfig
-from gomuon.lab.experiments.windows import PAPER_WINDOWS
 from gomuon.lab.results.runs import METRICS, RESULT, load_run
 from gomuon.lab.running import execution, timing, training
 from gomuon.lab.running.execution import RUNS, run_campaign
@@ -32,7 +32,7 @@ def metrics_of(folder: Path) -> dict[str, bytes]:
 def test_the_number_of_jobs_changes_nothing(tmp_path: Path) -> None:
     plan = addition_plan(ARMS, seeds=(0, 1))
     for jobs in (1, 3):
-        runs = run_campaign(plan, tmp_path / str(jobs), jobs=jobs, watcher=Silent())
+        runs = run_campaign(plan, tmp_path / str(jobs), jobs=jobs, observer=Silent())
         assert len(runs) == 4
         assert all(run.finished for run in runs)
     first, second = metrics_of(tmp_path / "1"), metrics_of(tmp_path / "3")
@@ -42,14 +42,14 @@ def test_the_number_of_jobs_changes_nothing(tmp_path: Path) -> None:
 
 def test_finished_runs_are_skipped_and_missing_ones_made(tmp_path: Path) -> None:
     plan = addition_plan(ARMS)
-    watcher = Silent()
-    run_campaign(plan, tmp_path, watcher=watcher)
-    assert (watcher.skipped, sorted(watcher.finished)) == ([], ["fast-s0", "slow-s0"])
+    observer = Silent()
+    run_campaign(plan, tmp_path, observer=observer)
+    assert (observer.skipped, sorted(observer.finished)) == ([], ["fast-s0", "slow-s0"])
     expected = metrics_of(tmp_path)
     (tmp_path / RUNS / "slow-s0" / RESULT).unlink()
-    watcher = Silent()
-    run_campaign(plan, tmp_path, watcher=watcher)
-    assert (watcher.skipped, watcher.finished) == (["fast-s0"], ["slow-s0"])
+    observer = Silent()
+    run_campaign(plan, tmp_path, observer=observer)
+    assert (observer.skipped, observer.finished) == (["fast-s0"], ["slow-s0"])
     assert metrics_of(tmp_path) == expected
 
 
@@ -63,11 +63,11 @@ def test_a_campaign_continued_by_other_code_says_so(
     config = plan.config(plan.arms[0], 0, 0.001)
     training.train(config, tmp_path / RUNS / "slow-s0", stop=lambda: next(calls) >= 4)
     monkeypatch.setattr(machine, "source_commit", lambda: "second")
-    watcher = Silent()
+    observer = Silent()
     # Forked, so that the worker sees the other commit too.
-    (run,) = run_campaign(plan, tmp_path, watcher=watcher, method="fork")
+    (run,) = run_campaign(plan, tmp_path, observer=observer, method="fork")
     assert run.resumed[0].commit == "second"
-    assert watcher.notes == [
+    assert observer.notes == [
         "slow-s0: commit changed after update 4; manifest.json has what was and what is"
     ]
 
@@ -114,17 +114,17 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     plan: Plan, words: str, tmp_path: Path
 ) -> None:
     with pytest.raises(LabError, match=words):
-        run_campaign(plan, tmp_path / "out", watcher=Silent())
+        run_campaign(plan, tmp_path / "out", observer=Silent())
     assert not (tmp_path / "out").exists()
 
 
 def test_a_run_that_is_refused_stops_the_campaign_with_its_words(tmp_path: Path) -> None:
     bad = Arm("bad", "Bad", "adamw", 0.1, options={"colour": 1})
     with pytest.raises(LabError, match="'adamw' refuses its settings"):
-        run_campaign(addition_plan((*ARMS, bad)), tmp_path, jobs=3, watcher=Silent())
+        run_campaign(addition_plan((*ARMS, bad)), tmp_path, jobs=3, observer=Silent())
     fixed = addition_plan((*ARMS, dataclasses.replace(bad, options={})))
     with pytest.raises(LabError, match="arms there: "):
-        run_campaign(fixed, tmp_path, watcher=Silent())
+        run_campaign(fixed, tmp_path, observer=Silent())
 
 
 def language_plan(**changes: Any) -> Plan:
@@ -150,7 +150,7 @@ def test_an_open_rate_is_selected_on_the_tuning_seed(
     )
     # Forked, so that the workers see the made corpus too.
     runs = run_campaign(
-        plan, tmp_path / "out", jobs=2, watcher=Silent(), data_dir=data, method="fork"
+        plan, tmp_path / "out", jobs=2, observer=Silent(), data_dir=data, method="fork"
     )
     names = [f"{run.config.arm}-s{run.config.seed}" for run in runs]
     assert names[0] == "tuned-lr1e-05-s9"
@@ -167,12 +167,12 @@ def test_an_open_rate_is_selected_on_the_tuning_seed(
 def test_a_diverged_rate_is_never_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = corpus_on_disk(tmp_path / "data", monkeypatch)
     plan = language_plan(arms=(Arm("a", "A", "adamw", None, grid=(1e30, 0.01)),), tuning_seed=9)
-    runs = run_campaign(plan, tmp_path / "out", watcher=Silent(), data_dir=data, method="fork")
+    runs = run_campaign(plan, tmp_path / "out", observer=Silent(), data_dir=data, method="fork")
     assert runs[-1].config.lr == 0.01
 
 
 def test_the_grokking_screen_counts_a_run_that_never_groks_as_one_more(tmp_path: Path) -> None:
-    run = run_campaign(addition_plan(ARMS), tmp_path, watcher=Silent())[0]
+    run = run_campaign(addition_plan(ARMS), tmp_path, observer=Silent())[0]
 
     def outcome(optimizer: str, lr: float, step: int | None) -> Any:
         config = dataclasses.replace(run.config, optimizer=optimizer, lr=lr, steps=5000)
@@ -197,16 +197,18 @@ def test_interleaved_timing_compares_whole_refresh_cycles(tmp_path: Path) -> Non
         Arm(f"k{k}", f"K={k}", "go-muon", 0.08, options={"refresh_every": k}) for k in (1, 4)
     )
     plan = addition_plan(arms, timing=("k1", "k4"))
-    result = timing.interleaved([plan.config(arm, 0, 0.08) for arm in arms], cycles=3, warmup=1)
+    result = timing.time_interleaved(
+        [plan.config(arm, 0, 0.08) for arm in arms], cycles=3, warmup=1
+    )
     assert result["arms"] == ["k1", "k4"]
     assert result["periods"] == [4, 4]
     assert [len(seconds) for seconds in result["seconds"]] == [3, 3]
     assert all(taken > 0 for seconds in result["seconds"] for taken in seconds)
 
-    run_campaign(plan, tmp_path, watcher=Silent())
+    run_campaign(plan, tmp_path, observer=Silent())
     written = (tmp_path / execution.TIMING).read_bytes()
     assert json.loads(written)["unit"] == "whole step (forward, backward, optimizer)"
-    run_campaign(plan, tmp_path, watcher=Silent())
+    run_campaign(plan, tmp_path, observer=Silent())
     assert (tmp_path / execution.TIMING).read_bytes() == written
 
 
@@ -228,36 +230,36 @@ def test_arms_whose_cycles_seldom_meet_are_timed_over_their_own(
     ]
     plan = addition_plan((*arms, Arm("adamw", "AdamW", "adamw", 0.01)))
     configs = [plan.config(arm, 0, arm.lr or 0.0) for arm in plan.arms]
-    result = timing.interleaved(configs, cycles=2)
+    result = timing.time_interleaved(configs, cycles=2)
     assert result["periods"] == [1, 16, 25, 1]
     assert [len(seconds) for seconds in result["seconds"]] == [80, 5, 3, 80]
     for seconds, k in zip(result["seconds"][1:3], (16, 25), strict=True):
         assert seconds == pytest.approx([(k + 9) / k] * len(seconds))
     long = Arm("k50", "K=50", "go-muon", 0.08, options={"refresh_every": 50})
     with pytest.raises(LabError, match="hold no cycle of 50"):
-        timing.interleaved([*configs, plan.config(long, 0, 0.08)], cycles=1)
+        timing.time_interleaved([*configs, plan.config(long, 0, 0.08)], cycles=1)
 
 
 def test_an_arm_that_diverges_is_not_timed_and_the_others_are(tmp_path: Path) -> None:
     wild = Arm("wild", "Wild", "muon", 1e30)
     plan = addition_plan((wild, *ARMS), timing=("wild", "slow", "fast"), label="quick")
-    watcher = Silent()
-    runs = run_campaign(plan, tmp_path / "some", watcher=watcher)
+    observer = Silent()
+    runs = run_campaign(plan, tmp_path / "some", observer=observer)
     assert len(runs) == 3
-    assert len(watcher.notes) == 1
-    assert re.fullmatch(r"wild is not timed: it diverged at update \d+ of \d+", watcher.notes[0])
+    assert len(observer.notes) == 1
+    assert re.fullmatch(r"wild is not timed: it diverged at update \d+ of \d+", observer.notes[0])
     found = json.loads((tmp_path / "some" / execution.TIMING).read_text())
     assert found["arms"] == ["slow", "fast"]
     assert len(found["seconds"]) == len(found["periods"]) == 2
 
     alone = addition_plan((wild,), timing=("wild",), label="quick")
-    run_campaign(alone, tmp_path / "none", watcher=watcher)
+    run_campaign(alone, tmp_path / "none", observer=observer)
     assert not (tmp_path / "none" / execution.TIMING).exists()
 
 
 def test_a_run_that_diverges_is_estimated_by_the_updates_it_made() -> None:
     plan = addition_plan((Arm("wild", "Wild", "muon", 1e30), ARMS[0]))
-    costs = timing.estimate(plan, jobs=1)
+    costs = timing.estimate_seconds(plan, jobs=1)
     assert all(0 < costs[name] < math.inf for name in ("wild", "slow", "total"))
 
 
@@ -285,10 +287,13 @@ def test_only_updates_before_a_divergence_count(
 def test_an_estimate_counts_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timing, "seconds_per_update", lambda config, data_dir: config.lr * 100)
     plan = addition_plan((ARMS[0], Arm("t", "T", "muon", None, grid=(0.5, 2.0))), tuning_seed=1)
-    costs = timing.estimate(plan, jobs=2)
+    costs = timing.estimate_seconds(plan, jobs=2)
     # slow: one run at .1 s, t: one run and two for tuning at 50 s, twelve updates each.
     assert costs["total"] == pytest.approx((12 * 0.1 + 3 * 12 * 50) / 2)
-    assert timing.estimate(plan, jobs=64)["total"] == timing.estimate(plan, jobs=4)["total"]
+    assert (
+        timing.estimate_seconds(plan, jobs=64)["total"]
+        == timing.estimate_seconds(plan, jobs=4)["total"]
+    )
 
 
 def test_quick_and_short_plans_are_labelled() -> None:

@@ -32,7 +32,7 @@ def carry_out(folder: Path) -> None:
     """A campaign in a process group of its own, with workers forked from it."""
     os.setsid()
     try:
-        run_campaign(PLAN, folder, jobs=2, watcher=Silent(), method="fork")
+        run_campaign(PLAN, folder, jobs=2, observer=Silent(), method="fork")
     except LabError as error:
         # A worker of this campaign was killed: it must say so and stop, not hang or go on.
         sys.exit(3 if "ended from outside" in str(error) else 4)
@@ -95,7 +95,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 def test_fifty_kills_lose_nothing_and_change_nothing(tmp_path: Path) -> None:
     context = forking()
-    run_campaign(PLAN, tmp_path / "undisturbed", jobs=2, watcher=Silent())
+    run_campaign(PLAN, tmp_path / "undisturbed", jobs=2, observer=Silent())
     expected = contents(tmp_path / "undisturbed")
     assert sorted(expected) == ["adamw-s0", "adamw-s1", "go-muon-s0", "go-muon-s1"]
 

@@ -18,7 +18,7 @@ from gomuon.lab.experiments import optimizers
 from gomuon.lab.results import runs
 from gomuon.lab.results.runs import CHECKPOINT, MANIFEST, METRICS, RESULT, TIMING, load_run
 from gomuon.lab.running import training
-from gomuon.lab.running.training import Progress, train
+from gomuon.lab.running.training import UpdateReport, train
 from tests.lab.helpers.tiny_runs import addition, characters, corpus_on_disk, forking
 
 
@@ -179,14 +179,14 @@ def test_a_character_run_reports_windows(tmp_path: Path, monkeypatch: pytest.Mon
 def test_a_finished_run_is_not_repeated(tmp_path: Path) -> None:
     train(addition(), tmp_path)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir() if path.name != ".lock"}
-    reports: list[Progress] = []
+    reports: list[UpdateReport] = []
     assert train(addition(), tmp_path, report=reports.append)
     assert reports == []
     assert before == {path: path.stat().st_mtime_ns for path in before}
 
 
 def test_progress_is_reported_for_every_update(tmp_path: Path) -> None:
-    reports: list[Progress] = []
+    reports: list[UpdateReport] = []
     train(addition(), tmp_path, report=reports.append)
     assert [progress.step for progress in reports] == list(range(1, 13))
     assert reports[3].metrics == load_run(tmp_path).metrics[3]

@@ -1,4 +1,4 @@
-"""A benchmark from start to file; each finished part is kept, so a stopped one continues."""
+"""Run a benchmark part by part and write its file; a stopped one continues after the last part."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ import torch
 import gomuon
 from gomuon.lab import files, machine
 from gomuon.lab.bench import growth, measurement, targets, workloads
-from gomuon.lab.bench.all_arms import choose, registry
-from gomuon.lab.bench.arms import RATE, Arm
+from gomuon.lab.bench.all_arms import arms_by_name, choose
+from gomuon.lab.bench.arms import RATE, BenchArm
 from gomuon.lab.bench.workloads import Size, Workload
 from gomuon.lab.errors import LabError
-from gomuon.lab.input_checks import is_file, making_sense_of, require_whole
+from gomuon.lab.input_checks import errors_naming, is_file, require_whole
 
 FILE = "bench.json"
 FORMAT = 1
@@ -29,15 +29,15 @@ SECTIONS = ("workloads", "memory", "scaling")
 # Files of the lab outside this folder whose code is measured, or measures.
 OF_THE_LAB = ("machine.py", "experiments/models.py")
 PACKAGES = ("heavyball", "pytorch_optimizer", "transformers", "scipy")
-# Matrices one by one, or bfloat16 without units for it: many seconds a step at this size. What they
-# cost shows on the other models.
+# One matrix after another, or bfloat16 on processors that emulate it: many seconds per step at this
+# size. The other models show what they cost.
 SLOW = ("torch-muon", "heavyball-muon", "pytorch-optimizer-muon", "plain-muon")
 TOO_SLOW = {"wide": (*SLOW, "plain-go-muon-1", "plain-go-muon-4")}
 ENOUGH = {"overhead": ("adamw", "muon", "go-muon-4", "newton-schulz", "torch-muon")}
 
 
-class Watcher(Protocol):
-    """Who is told of progress."""
+class BenchObserver(Protocol):
+    """Is told about the progress of a benchmark."""
 
     def begin(self, title: str, turns: int) -> None: ...
     def tick(self, arm: str, step: int) -> None: ...
@@ -56,7 +56,7 @@ class Settings:
     compiled: bool = False
 
     def check(self) -> None:
-        """Raise a LabError for what cannot be measured, before anything runs."""
+        """Raise a LabError for settings that cannot be measured, before anything runs."""
         if self.cycles is not None:
             require_whole("--cycles", self.cycles)
         choose(self.arms)
@@ -66,11 +66,11 @@ class Settings:
         names = [word.strip() for word in self.models.split(",")] if self.models.strip() else []
         for name in names:
             if names.count(name) > 1:
-                raise LabError(f"--models names {name!r} twice; name each once")
+                raise LabError(f"--models names {name!r} twice; give each name once")
         return [workloads.find(name, self.size) for name in names or workloads.NAMES]
 
-    def arms_for(self, workload: str) -> tuple[list[Arm], list[Arm]]:
-        """The arms asked for and none left out; without a wish, those worth their time here."""
+    def arms_for(self, workload: str) -> tuple[list[BenchArm], list[BenchArm]]:
+        """The arms to measure, and those left out because they take too long on this workload."""
         arms = choose(self.arms, self.compiled)
         if self.arms.strip():
             return arms, []
@@ -80,13 +80,13 @@ class Settings:
 
 
 class Part(NamedTuple):
-    """Something that is measured as a whole, and where in the file it goes."""
+    """Something that is measured as a whole, and its place in the file."""
 
     section: str
     name: str
     title: str
     turns: int
-    measure: Callable[[Watcher], dict[str, Any]]
+    measure: Callable[[BenchObserver], dict[str, Any]]
 
 
 def parts(settings: Settings) -> list[Part]:
@@ -102,7 +102,7 @@ def parts(settings: Settings) -> list[Part]:
                     targets.HOOKS,
                     title,
                     0,
-                    lambda watcher: measurement.hooks(settings.size),
+                    lambda observer: measurement.hook_memory(settings.size),
                 )
             )
     if settings.scaling:
@@ -118,7 +118,7 @@ def _training(settings: Settings, workload: Workload) -> Part:
         workload.name,
         workload.title,
         (measurement.WARMUP + steps) * len(arms),
-        lambda watcher: measurement.measure(workload, arms, steps, watcher.tick, omitted),
+        lambda observer: measurement.measure(workload, arms, steps, observer.tick, omitted),
     )
 
 
@@ -131,14 +131,14 @@ def _scaling(settings: Settings, axis: str) -> Part:
         axis,
         f"scaling with {axis}",
         steps * len(arms) * len(growth.SIZES[settings.size][axis]),
-        lambda watcher: growth.measure(axis, settings.size, arms, cycles, watcher.tick),
+        lambda observer: growth.measure(axis, settings.size, arms, cycles, observer.tick),
     )
 
 
-def run(
-    settings: Settings, folder: Path, command: str, watcher: Watcher, *, fresh: bool = False
+def run_benchmark(
+    settings: Settings, folder: Path, command: str, observer: BenchObserver, *, fresh: bool = False
 ) -> dict[str, Any]:
-    """Measure everything that is not in the folder's file already, or all of it anew if `fresh`."""
+    """Measure what the folder's file does not have yet; everything again if `fresh`."""
     settings.check()
     files.make_folder(folder)
     asked = {"arms": settings.arms, "cycles": settings.cycles, "compiled": settings.compiled}
@@ -147,51 +147,51 @@ def run(
         result |= {section: {} for section in SECTIONS}
         files.refuse_links(folder / FILE)
         if fresh:
-            # At once: stopped before its first part is done, it is continued without --fresh.
+            # Now, not at the first write: a stopped run is continued without --fresh.
             (folder / FILE).unlink(missing_ok=True)
-        result |= kept(folder / FILE, result)
+        result |= kept_parts(folder / FILE, result)
         for part in parts(settings):
             section = result[part.section]
             if section.get(part.name, {}).get("asked") == asked:
-                watcher.skip(part.title)
+                observer.skip(part.title)
                 continue
-            watcher.begin(part.title, part.turns)
-            section[part.name] = {**part.measure(watcher), "asked": asked}
+            observer.begin(part.title, part.turns)
+            section[part.name] = {**part.measure(observer), "asked": asked}
             files.write_json(folder / FILE, result)
             gc.collect()
-    with making_sense_of(folder / FILE):
-        return arranged(result)
+    with errors_naming(folder / FILE):
+        return in_benchmark_order(result)
 
 
-def kept(path: Path, now: dict[str, Any]) -> dict[str, Any]:
-    """What the file holds already.
+def kept_parts(path: Path, now: dict[str, Any]) -> dict[str, Any]:
+    """The parts that the file has already.
 
     Raises:
-        LabError: it was measured elsewhere, otherwise or by other code. Its numbers may not stand
-            beside new ones, and whether to drop them is for their owner to say.
+        LabError: they were measured on another machine, with other settings or by other code. They
+            cannot be mixed with new numbers, and only the user decides to delete them.
     """
     if not path.exists():
         return {}
     old = files.read_json(path)
-    with making_sense_of(path):
+    with errors_naming(path):
         found = differences(old, now)
     if found:
         raise LabError(
-            f"{path} was measured otherwise ({'; '.join(found)}); give --fresh to drop it and "
-            "measure everything again, or another folder with --out"
+            f"{path} was measured under other conditions ({'; '.join(found)}); use --fresh to "
+            "delete it and measure everything again, or choose another folder with --out"
         )
     sections = {section: old.get(section, {}) for section in SECTIONS}
     for name, section in sections.items():
         if not isinstance(section, dict) or not all(isinstance(p, dict) for p in section.values()):
             raise LabError(
-                f"{path}: {name!r} must be an object of objects; give --fresh to drop the file and "
-                "measure everything again, or another folder with --out"
+                f"{path}: {name!r} must be an object of objects; use --fresh to delete the file "
+                "and measure everything again, or choose another folder with --out"
             )
     return sections
 
 
 def differences(old: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """In words, all in which two files' environments differ but the commit: see `source_digest`."""
+    """In words, how the environments of two files differ; the commit does not count."""
     found = []
     for key in environment(now["size"]).keys() - {"commit"}:
         there, here = old.get(key), now[key]
@@ -206,7 +206,7 @@ def differences(old: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def environment(size: Size) -> dict[str, Any]:
-    """All that numbers of one file must have in common."""
+    """Everything that must be the same for all numbers of one file."""
     return {
         "format": FORMAT,
         "size": size,
@@ -221,8 +221,8 @@ def environment(size: Size) -> dict[str, Any]:
 
 
 def vectors() -> str:
-    """What torch computes with; packages that multiply in bfloat16 depend on units for it."""
-    # Newer than the oldest torch we take.
+    """The vector instructions torch uses; bfloat16 is slow on a processor without such units."""
+    # The oldest torch we support does not have it.
     known: dict[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     units = known.get("avx512_bf16") or known.get("amx_bf16")
     return torch.backends.cpu.get_cpu_capability() + (" with bfloat16" if units else "")
@@ -230,9 +230,9 @@ def vectors() -> str:
 
 @functools.cache
 def source_digest() -> str:
-    """A hash of the code that is measured and measures.
+    """A hash of the measured code and of the code that measures it.
 
-    A commit says less while files are edited, and more where it changes something else.
+    A commit would not do: edited files keep it, and changes elsewhere give another one.
     """
     package = Path(gomuon.__file__).parent
     digest = hashlib.sha256()
@@ -260,26 +260,26 @@ def today() -> str:
     return time.strftime("%Y-%m-%d", time.gmtime())
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """The results of a folder.
+def read_results(folder: Path) -> dict[str, Any]:
+    """The results in a folder.
 
     Raises:
-        LabError: there are none, or of another format.
+        LabError: there are none, or they have another format.
     """
     path = folder / FILE
     if not is_file(path):
-        raise LabError(f"{path} does not exist; gomuon bench --out {folder} makes it")
+        raise LabError(f"{path} does not exist; create it with gomuon bench --out {folder}")
     result = files.read_json(path)
     if result.get("format") != FORMAT:
         raise LabError(f"{path} has format {result.get('format')!r}; expected {FORMAT}; run again")
-    return arranged(result)
+    return in_benchmark_order(result)
 
 
-def arranged(result: dict[str, Any]) -> dict[str, Any]:
-    """The results in the order of the benchmark; a file is sorted by name."""
+def in_benchmark_order(result: dict[str, Any]) -> dict[str, Any]:
+    """The results in the order in which they were measured; the file is sorted by name."""
     works = in_order(result["workloads"], workloads.NAMES)
     for work in works.values():
-        work["arms"] = in_order(work["arms"], list(registry()))
+        work["arms"] = in_order(work["arms"], list(arms_by_name()))
         work["shape"] = in_order(work.get("shape", {}), workloads.KEYS)
     scaling = in_order(result["scaling"], growth.AXES)
     for axis in scaling.values():
@@ -288,6 +288,6 @@ def arranged(result: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_order(things: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """By the order of `names`; what they do not name goes last."""
+    """Sorted in the order of `names`; other entries come last."""
     places = {name: place for place, name in enumerate(names)}
     return dict(sorted(things.items(), key=lambda item: places.get(item[0], len(places))))

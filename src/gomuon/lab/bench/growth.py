@@ -1,4 +1,4 @@
-"""How the step's time grows with width and depth: exponents of a power law."""
+"""How the time of a step grows with width and depth: the exponent of a power law."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gomuon.lab.bench.arms import Arm
+from gomuon.lab.bench.arms import BenchArm
 from gomuon.lab.bench.interleaving import Runner, interleave, mean_over_cycles
 from gomuon.lab.bench.workloads import Size, Workload, transformer
 
@@ -20,13 +20,13 @@ SIZES: dict[Size, dict[str, tuple[int, ...]]] = {
 BASE: dict[Size, int] = {"full": 128, "quick": 64, "tiny": 8}  # the width at which depth grows
 HEAD: dict[Size, int] = {"full": 32, "quick": 16, "tiny": 4}
 WARMUP = 1
-CYCLE = 4  # of Go-MUON, the only one among the arms with an interval
+CYCLE = 4  # of Go-MUON, the only arm here with a refresh interval
 CYCLES = 3
-ALLOWANCE = 5.0  # seconds: large matrices make do with one cycle
+ALLOWANCE = 5.0  # seconds; large matrices take longer and get one cycle
 
 
 def workload(axis: str, value: int, size: Size) -> Workload:
-    """The paper's architecture with one layer, or at one width, and few tokens."""
+    """The paper's architecture with one layer (for width) or one width (for depth), few tokens."""
     width, layers = (value, 1) if axis == "width" else (BASE[size], value)
     shape = {"width": width, "layers": layers, "heads": width // HEAD[size], "hidden": 3 * width}
     tokens = {"vocabulary": 50, "batch": 2, "length": 64 if size == "full" else 16}
@@ -36,11 +36,11 @@ def workload(axis: str, value: int, size: Size) -> Workload:
 def measure(
     axis: str,
     size: Size,
-    arms: Sequence[Arm],
+    arms: Sequence[BenchArm],
     cycles: int,
     tick: Callable[[str, int], None],
 ) -> dict[str, Any]:
-    """All arms at all sizes of an axis, taking turns in one run."""
+    """Measure all arms at all sizes of an axis, interleaved in one run."""
     sizes = SIZES[size][axis]
     runners: dict[str, Runner] = {}
     for value in sizes:
@@ -48,7 +48,7 @@ def measure(
         for arm in arms:
             model = work.make()
             runners[f"{arm.name}@{value}"] = Runner(model, arm.build(model), work, CYCLE)
-    laps, failed = interleave(
+    step_times, failed = interleave(
         runners, warmup=WARMUP, steps=CYCLE * cycles, allowance=ALLOWANCE, tick=tick
     )
     found: dict[str, Any] = {}
@@ -57,7 +57,9 @@ def measure(
         if bad := [failed[key] for key in keys if key in failed]:
             found[arm.name] = {"title": arm.title, "failed": bad[0]}
             continue
-        means = [mean_over_cycles([lap.step for lap in laps[key]], arm.interval) for key in keys]
+        means = [
+            mean_over_cycles([one.step for one in step_times[key]], arm.interval) for key in keys
+        ]
         seconds = dict(zip(sizes, (mean.value for mean in means), strict=True))
         exponent, error = power_law(seconds)
         found[arm.name] = {

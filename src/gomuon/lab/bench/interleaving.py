@@ -1,6 +1,6 @@
-"""Taking turns: every arm makes one step, then every arm the next, in one process.
+"""Time several arms in one process: each makes its first step, then each its second, and so on.
 
-What a machine's drift or its neighbours do to one arm they so do to all, and ratios stay.
+A slow moment of the machine then affects all arms alike, and the ratios of their times stay.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gomuon.lab.errors import LabError
 Clock = Callable[[], float]
 
 
-class Lap(NamedTuple):
+class StepTime(NamedTuple):
     """Seconds of one step of training."""
 
     forward_backward: float
@@ -35,7 +35,7 @@ class Lap(NamedTuple):
 
 @dataclass
 class Runner:
-    """One arm on its own copy of a model."""
+    """One arm with its own copy of a model."""
 
     model: nn.Module
     stepper: Stepper
@@ -45,11 +45,11 @@ class Runner:
     made: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
-        # Asked once: it would cost more than the smallest of the steps.
+        # Computed once: it would take longer than the shortest steps.
         self.queued = any(p.device.type != "cpu" for p in self.model.parameters())
 
-    def lap(self) -> Lap:
-        """Forward, backward and the optimizer's step, timed apart; gradients are then dropped."""
+    def timed_step(self) -> StepTime:
+        """Time forward and backward, then the optimizer's step; drop the gradients."""
         batch = self.workload.batches[self.made % len(self.workload.batches)]
         begun = self.clock()
         self.stepper.zero_grad()
@@ -61,8 +61,8 @@ class Runner:
         ended = self.clock()
         self.made += 1
         for parameter in self.model.parameters():
-            parameter.grad = None  # while the others take their turns
-        return Lap(middle - begun, ended - middle)
+            parameter.grad = None  # frees memory while the other arms make their step
+        return StepTime(middle - begun, ended - middle)
 
     def _wait(self) -> None:
         if self.queued:
@@ -75,7 +75,7 @@ class Mean(NamedTuple):
     Attributes:
         value: the mean.
         error: its standard error, relative; None when there was a single cycle.
-        cycles: how many there were; 0 when the window holds no whole one.
+        cycles: their number; 0 when there are fewer steps than a whole cycle.
     """
 
     value: float
@@ -84,7 +84,7 @@ class Mean(NamedTuple):
 
 
 def mean_over_cycles(values: Sequence[float], interval: int) -> Mean:
-    """The mean over the last whole refresh cycles; over everything if there is none."""
+    """The mean over the last whole refresh cycles; over all values if there is no whole cycle."""
     if not values:
         raise LabError("nothing was measured; give at least one cycle")
     cycles = len(values) // interval
@@ -100,7 +100,7 @@ def mean_over_cycles(values: Sequence[float], interval: int) -> Mean:
 
 
 def turns(names: Sequence[str], step: int) -> list[str]:
-    """Who goes when: another one goes first every time, and neighbours change sides."""
+    """The order of the arms at a step: the first one changes, and every other step is reversed."""
     first = step // 2 % len(names)
     order = [*names[first:], *names[:first]]
     return order[::-1] if step % 2 else order
@@ -114,53 +114,56 @@ def interleave(
     allowance: float = math.inf,
     exempt: Collection[str] = (),
     tick: Callable[[str, int], None] = lambda name, step: None,
-) -> tuple[dict[str, list[Lap]], dict[str, str]]:
-    """Let all runners make `steps` measured steps in turn.
+) -> tuple[dict[str, list[StepTime]], dict[str, str]]:
+    """Time `steps` steps of all runners in turn.
 
     Args:
         runners: the arms by name.
         warmup: steps at the start that are not measured.
         steps: measured steps.
-        allowance: seconds after which an arm that has had a whole cycle sits out, so that a very
-            slow one does not use up everybody's time.
-        exempt: arms that make all steps whatever they take.
-        tick: told the arm and the step before each turn.
+        allowance: seconds of measured time after which an arm stops, once it has a whole cycle, so
+            that a very slow arm does not take up the whole benchmark.
+        exempt: arms that make all steps, however long they take.
+        tick: called with the arm and the step before each step.
 
     Returns:
-        The laps of every arm, and the reasons of those that failed.
+        The times of every arm, and for each arm that failed the reason.
     """
-    laps: dict[str, list[Lap]] = {name: [] for name in runners}
+    step_times: dict[str, list[StepTime]] = {name: [] for name in runners}
     failed: dict[str, str] = {}
     active = list(runners)
     gc.collect()
     collecting = gc.isenabled()
-    gc.disable()  # as timeit does: a collection would fall on whoever is at work
+    gc.disable()  # as timeit does: a collection would slow down one arm only
     try:
         for step in range(warmup + steps):
             for name in turns(active, step) if active else ():
                 tick(name, step)
                 try:
-                    lap = runners[name].lap()
-                except Exception as error:  # another package's fault must not end the run
+                    one = runners[name].timed_step()
+                except Exception as error:  # an error of another package must not end the benchmark
                     failed[name] = reason(error)
                     continue
                 if step >= warmup:
-                    laps[name].append(lap)
+                    step_times[name].append(one)
             active = [
                 name
                 for name in active
                 if name not in failed
-                and not (name not in exempt and _spent(laps[name], runners[name], allowance))
+                and not (name not in exempt and _spent(step_times[name], runners[name], allowance))
             ]
             gc.collect(0)
     finally:
         if collecting:
             gc.enable()
-    return {name: made for name, made in laps.items() if name not in failed}, failed
+    return {name: made for name, made in step_times.items() if name not in failed}, failed
 
 
-def _spent(laps: Sequence[Lap], runner: Runner, allowance: float) -> bool:
-    return len(laps) >= runner.interval and math.fsum(lap.whole for lap in laps) > allowance
+def _spent(step_times: Sequence[StepTime], runner: Runner, allowance: float) -> bool:
+    return (
+        len(step_times) >= runner.interval
+        and math.fsum(one.whole for one in step_times) > allowance
+    )
 
 
 def reason(error: Exception) -> str:

@@ -1,9 +1,9 @@
-"""The least a step can take: polar factors, maps, roots and moments alone, shared evenly by cores.
+"""The least time a step can take: polar factors, maps, roots and moments only, divided by cores.
 
-Polar factors are of a run's own sources, since what an exact one takes depends on their condition
-numbers; the rest is products and decompositions, whose time does not. No other elementwise work, no
-memory beyond the caches, no thread that waits for another. What a bar asks for below that, no
-arrangement of the same operations gives.
+Polar factors are timed on a run's own sources, because the time of an exact one depends on their
+condition number; the time of products and eigendecompositions does not. Elementwise work, memory
+beyond the caches and threads that wait for each other are left out. No arrangement of the same
+operations can be faster than this.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from gomuon.operations import Operation, Product, Work
 from gomuon.stacks import Stack
 
 Seconds = Mapping[str, float]  # of one core, by kind of work
-# Whose sources stand for each kind of polar factor: M of Muon, P_B M P_A of Go-MUON.
+# Kind of polar factor -> the arm whose sources are used: M of Muon, P_B M P_A of Go-MUON.
 SOURCES = {"polar": "muon", "whitened": "go-muon-4"}
-REPEATS, ENOUGH = 5, 0.5  # the best of so many, or of as many as fit into so many seconds
+REPEATS, ENOUGH = 5, 0.5  # the best of 5 calls, or of as many as fit into half a second
 
 
 def measure(workload: Workload, runners: Mapping[str, Runner]) -> dict[str, float]:
-    """Seconds of one core for each kind of work, every distinct operation timed once.
+    """Seconds of one core for each kind of work; each distinct operation is timed once.
 
-    A kind of polar factor whose arm is not among the runners is left out.
+    Polar factors are left out if their arm is not among the runners.
     """
     found = {kind: sources(runners[arm]) for kind, arm in SOURCES.items() if arm in runners}
     with on_threads(1):
@@ -48,7 +48,7 @@ def measure(workload: Workload, runners: Mapping[str, Runner]) -> dict[str, floa
 
 
 def sources(runner: Runner) -> list[Tensor]:
-    """What one further step takes polar factors of, a tensor [b, m, n] for each shape."""
+    """The matrices whose polar factors one more step computes: a tensor [b, m, n] per shape."""
     seen: list[Tensor] = []
 
     def observe(stack: Stack, source: Tensor, _: Tensor) -> None:
@@ -56,13 +56,13 @@ def sources(runner: Runner) -> list[Tensor]:
 
     optimizer: Any = runner.stepper
     stop = optimizer.add_observer(observe)
-    runner.lap()
+    runner.timed_step()
     stop()
     return seen
 
 
 def parts(workload: Workload) -> dict[str, Work]:
-    """What a step of Go-MUON multiplies and decomposes besides polar factors."""
+    """The products and decompositions of a Go-MUON step, without the polar factors."""
     model, settings = workload.make(), GoMuon.recipe.defaults
     seen = readings(_Trained(model, workload), torch.empty(0))
     layers = inventory(model, GoMuon.recipe, settings, seen).layers
@@ -76,9 +76,9 @@ def parts(workload: Workload) -> dict[str, Work]:
 
 
 def least(seconds: Seconds, arm: str, quantity: str, threads: int) -> float | None:
-    """Seconds of Muon's or Go-MUON's step, or what hooks and step add to the passes of a whole one.
+    """The least seconds of a step of Muon or Go-MUON; for "whole", of its hooks and its step.
 
-    None for other arms and quantities, and where their sources were not seen.
+    None for other arms and quantities, and if the polar factors were not timed.
     """
     name, _, interval = arm.rpartition("-")
     kind = {"muon": "polar", "go-muon": "whitened"}.get(name or arm)
@@ -91,7 +91,7 @@ def least(seconds: Seconds, arm: str, quantity: str, threads: int) -> float | No
 
 
 class _Trained(nn.Module):
-    """A model called as its workload calls it."""
+    """A model that is called the way its workload calls it."""
 
     def __init__(self, model: nn.Module, workload: Workload) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ class _Trained(nn.Module):
 
 
 def _polar_seconds(stacks: Sequence[Tensor]) -> float:
-    """Each matrix by itself or a whole stack in one call, whichever is quicker."""
+    """Matrix by matrix or a whole stack in one call, whichever is faster."""
 
     def taken(X: Tensor) -> float:
         return _best(partial(polar, X, "auto"))

@@ -1,4 +1,4 @@
-"""One workload measured: times of all arms in turn, then what they hold."""
+"""Measure one workload: the times of all arms in turn, then their memory."""
 
 from __future__ import annotations
 
@@ -6,12 +6,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gomuon.lab.bench import lower_bounds, targets, workloads
-from gomuon.lab.bench.arms import Arm, Unfit, ours
-from gomuon.lab.bench.interleaving import Lap, Mean, Runner, interleave, mean_over_cycles, reason
+from gomuon.lab.bench.arms import BenchArm, CannotTrain, gomuon_optimizer
+from gomuon.lab.bench.interleaving import (
+    Mean,
+    Runner,
+    StepTime,
+    interleave,
+    mean_over_cycles,
+    reason,
+)
 from gomuon.lab.bench.memory import held_bytes, peak_bytes
 from gomuon.lab.bench.workloads import Size, Workload
 
-WINDOW = 16  # steps: the longest refresh interval of ours
+WINDOW = 16  # steps: the longest refresh interval of our arms
 WARMUP = 2
 ALLOWANCE = 20.0  # seconds
 OMITTED = "left out: too slow at this size; name it with --arms to measure it"
@@ -19,12 +26,12 @@ OMITTED = "left out: too slow at this size; name it with --arms to measure it"
 
 def measure(
     workload: Workload,
-    arms: Sequence[Arm],
+    arms: Sequence[BenchArm],
     steps: int,
     tick: Callable[[str, int], None],
-    omitted: Sequence[Arm] = (),
+    omitted: Sequence[BenchArm] = (),
 ) -> dict[str, Any]:
-    """All arms on one workload: times, then bytes."""
+    """All arms on one workload: times, then memory."""
     try:
         model = workload.make()
     except ImportError as error:
@@ -36,11 +43,11 @@ def measure(
         copy = workload.make()
         try:
             runners[arm.name] = Runner(copy, arm.build(copy), workload, arm.interval)
-        except Unfit as unfit:
+        except CannotTrain as unfit:
             entries[arm.name]["failed"] = str(unfit)
-        except Exception as error:  # another package's fault must not end the run
+        except Exception as error:  # an error of another package must not end the benchmark
             entries[arm.name]["failed"] = reason(error)
-    laps, failed = interleave(
+    step_times, failed = interleave(
         runners,
         warmup=WARMUP,
         steps=steps,
@@ -50,12 +57,12 @@ def measure(
     )
     for name, why in failed.items():
         entries[name]["failed"] = why
-    for name, made in laps.items():
+    for name, made in step_times.items():
         entries[name] |= _times(made, runners[name].interval)
         entries[name] |= _bytes(runners[name], workload.peak)
     for arm in omitted:
         entries[arm.name] = {**_facts(arm), "failed": OMITTED}
-    kernels = lower_bounds.measure(workload, {name: runners[name] for name in laps})
+    kernels = lower_bounds.measure(workload, {name: runners[name] for name in step_times})
     parameters = sum(p.nbytes for p in model.parameters())
     return {
         "title": workload.title,
@@ -70,7 +77,7 @@ def measure(
     }
 
 
-def _facts(arm: Arm) -> dict[str, Any]:
+def _facts(arm: BenchArm) -> dict[str, Any]:
     return {
         "title": arm.title,
         "package": arm.package,
@@ -79,15 +86,15 @@ def _facts(arm: Arm) -> dict[str, Any]:
     }
 
 
-def _times(laps: Sequence[Lap], interval: int) -> dict[str, Any]:
+def _times(step_times: Sequence[StepTime], interval: int) -> dict[str, Any]:
     def over(values: Sequence[float]) -> dict[str, Any]:
         return rounded(mean_over_cycles(values, interval))
 
     return {
-        "forward_backward": over([lap.forward_backward for lap in laps]),
-        "step": over([lap.step for lap in laps]),
-        "whole": over([lap.whole for lap in laps]),
-        "steps": len(laps),
+        "forward_backward": over([one.forward_backward for one in step_times]),
+        "step": over([one.step for one in step_times]),
+        "whole": over([one.whole for one in step_times]),
+        "steps": len(step_times),
     }
 
 
@@ -101,14 +108,14 @@ def digits(value: float) -> float:
 
 
 def _bytes(runner: Runner, peak: bool) -> dict[str, Any]:
-    """What the optimizer holds between steps, and the most a step needs of a whole cycle."""
+    """Bytes of optimizer state, and the peak memory of a step over one cycle."""
     parameters = list(runner.model.parameters())
     buffers = list(runner.model.buffers())
     state = held_bytes(runner.stepper, [*parameters, *buffers])
     if not peak:
         return {"state_bytes": state, "peak_bytes": None}
     steps = runner.interval if runner.interval <= WINDOW else 1
-    most = max(peak_bytes(runner.lap) for _ in range(steps))
+    most = max(peak_bytes(runner.timed_step) for _ in range(steps))
     return {
         "state_bytes": state,
         "peak_bytes": sum(p.nbytes for p in parameters) + state + most,
@@ -127,24 +134,24 @@ def _bare_peak(workload: Workload) -> int:
     return peak_bytes(passes)
 
 
-def hooks(size: Size) -> dict[str, Any]:
-    """The peak of a reuse step of Go-MUON, with its hooks in place and with them removed.
+def hook_memory(size: Size) -> dict[str, Any]:
+    """Peak memory of a Go-MUON step without refresh, with its hooks and without them.
 
-    Of forward and backward alone, and with the optimizer's step; the larger ratio counts.
+    Measured for forward and backward alone, and for the whole step; the larger ratio counts.
     """
     workload = workloads.find("paper", size)
     model = workload.make()
-    optimizer: Any = ours("GoMuon", refresh_every=WINDOW)(model)
+    optimizer: Any = gomuon_optimizer("GoMuon", refresh_every=WINDOW)(model)
     runner = Runner(model, optimizer, workload)
-    runner.lap()  # the refresh
-    runner.lap()
+    runner.timed_step()  # the refresh
+    runner.timed_step()
 
     def passes() -> None:
         optimizer.zero_grad()
         workload.loss(model, workload.batches[0]).backward()
 
     def peaks() -> tuple[int, int]:
-        return peak_bytes(passes), peak_bytes(runner.lap)
+        return peak_bytes(passes), peak_bytes(runner.timed_step)
 
     inside = peaks()
     optimizer.remove_hooks()

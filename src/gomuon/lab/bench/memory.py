@@ -1,4 +1,4 @@
-"""Bytes: the peak of a piece of work, and what an object holds."""
+"""Memory: the peak while a function runs, and the bytes of the tensors in an object."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from gomuon.lab.machine import on_threads
 
 
 def peak_bytes(work: Callable[[], object]) -> int:
-    """The largest sum of bytes allocated and not yet freed while `work` ran.
+    """The largest number of bytes allocated and not yet freed while `work` ran.
 
-    From torch's own allocation records on the CPU. Work space inside LAPACK is not among them, nor
-    the freeing of what was allocated before. They are kept for one thread, so there is only one.
+    From torch's allocation records on the CPU. They do not include work space inside LAPACK, nor
+    memory that was allocated before and is freed now. They cover one thread, so only one is used.
     """
     with on_threads(1):
         return _recorded_peak(work)
 
 
 def _recorded_peak(work: Callable[[], object]) -> int:
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # or it writes lines of its own to stderr
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else the profiler writes to stderr
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as record:
         work()
     results = record.profiler.kineto_results
@@ -37,7 +37,7 @@ def _recorded_peak(work: Callable[[], object]) -> int:
 
 
 def held_bytes(thing: object, apart_from: Iterable[Tensor] = ()) -> int:
-    """Bytes of the tensors an object holds, each storage once, without those of `apart_from`."""
+    """Bytes of all tensors in an object, each storage once, except those in `apart_from`."""
     known = {_place(tensor) for tensor in apart_from}
     sizes = {}
     for tensor in _tensors(thing, set()):
@@ -51,7 +51,7 @@ def _place(tensor: Tensor) -> int:
 
 
 def _tensors(thing: object, seen: set[int]) -> Iterator[Tensor]:
-    """Every tensor reachable through containers and attributes; models are not entered."""
+    """All tensors reachable through containers and attributes; models are skipped."""
     if id(thing) in seen:
         return
     seen.add(id(thing))

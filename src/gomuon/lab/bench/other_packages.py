@@ -1,4 +1,4 @@
-"""Optimizers of other packages, at their own refresh intervals and default settings."""
+"""Optimizers of other packages, with their own refresh intervals and default settings."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gomuon.lab.bench.arms import RATE, Arm, Stepper, Unfit, beside_adamw
+from gomuon.lab.bench.arms import RATE, BenchArm, CannotTrain, Stepper, beside_adamw
 
 Make = Callable[[ModuleType, list[Tensor]], torch.optim.Optimizer]
 
 
 def load(name: str) -> Any:
-    """Import a package, kept from a torchvision that was built for another torch.
+    """Import an optional package, hiding a torchvision that was built for another torch.
 
-    Transformers, and what imports it in turn, would stumble over that one.
+    Importing such a torchvision fails, and with it transformers and all that imports transformers.
 
     Raises:
-        ImportError: it is not installed, or lacks something.
+        ImportError: the package is not installed, or one that it needs is missing.
     """
     try:
         importlib.import_module("torchvision")
@@ -34,25 +34,27 @@ def load(name: str) -> Any:
 
 
 def package(name: str) -> ModuleType:
-    """Import another package's module, or say how to get it."""
+    """Import another package's module, or say how to install it."""
     try:
         module: ModuleType = load(name)
         return module
     except ImportError as error:
-        raise Unfit(f'{name} is not installed; pip install "gomuon[bench]" ({error})') from error
+        raise CannotTrain(
+            f'{name} is not installed; pip install "gomuon[bench]" ({error})'
+        ) from error
 
 
-def rival(
+def package_arm(
     name: str, title: str, module: str, interval: int, make: Make, note: str = "", **options: bool
-) -> Arm:
+) -> BenchArm:
     def build(model: nn.Module) -> Stepper:
         found = package(module)
         return beside_adamw(lambda matrices: make(found, matrices), **options)(model)
 
-    return Arm(name, title, module, interval, build, note)
+    return BenchArm(name, title, module, interval, build, note)
 
 
-def rivals(compiled: bool) -> tuple[Arm, ...]:
+def package_arms(compiled: bool) -> tuple[BenchArm, ...]:
     def quiet(make: Make) -> Make:
         def made(heavyball: ModuleType, matrices: list[Tensor]) -> torch.optim.Optimizer:
             if not compiled:
@@ -68,7 +70,7 @@ def rivals(compiled: bool) -> tuple[Arm, ...]:
     )
     bfloat = "Newton–Schulz in bfloat16"
     return (
-        rival(
+        package_arm(
             "heavyball-muon",
             "heavyball Muon",
             "heavyball",
@@ -76,7 +78,7 @@ def rivals(compiled: bool) -> tuple[Arm, ...]:
             quiet(lambda hb, matrices: hb.Muon(matrices, lr=RATE)),
             f"{mode}; {bfloat}",
         ),
-        rival(
+        package_arm(
             "heavyball-soap",
             "heavyball SOAP",
             "heavyball",
@@ -84,7 +86,7 @@ def rivals(compiled: bool) -> tuple[Arm, ...]:
             quiet(lambda hb, matrices: hb.SOAP(matrices, lr=RATE)),
             mode,
         ),
-        rival(
+        package_arm(
             "pytorch-optimizer-muon",
             "pytorch_optimizer Muon",
             "pytorch_optimizer",
@@ -92,14 +94,14 @@ def rivals(compiled: bool) -> tuple[Arm, ...]:
             lambda po, matrices: po.Muon([{"params": matrices, "use_muon": True}], lr=RATE),
             bfloat,
         ),
-        rival(
+        package_arm(
             "pytorch-optimizer-soap",
             "pytorch_optimizer SOAP",
             "pytorch_optimizer",
             10,
             lambda po, matrices: po.SOAP(matrices, lr=RATE),
         ),
-        rival(
+        package_arm(
             "pytorch-optimizer-shampoo",
             "pytorch_optimizer ScalableShampoo",
             "pytorch_optimizer",
@@ -107,7 +109,7 @@ def rivals(compiled: bool) -> tuple[Arm, ...]:
             lambda po, matrices: po.ScalableShampoo(matrices, lr=RATE),
             "by default it computes roots every 1000 steps, so none falls into the window",
         ),
-        rival(
+        package_arm(
             "pytorch-optimizer-shampoo-10",
             "pytorch_optimizer ScalableShampoo, roots every 10",
             "pytorch_optimizer",

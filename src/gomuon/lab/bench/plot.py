@@ -1,4 +1,4 @@
-"""The drawing of a benchmark: a row per optimizer, a column per model, and growth below."""
+"""The plot of a benchmark: a row per optimizer, a column per model, and the growth below."""
 
 from __future__ import annotations
 
@@ -19,38 +19,40 @@ from matplotlib.ticker import (
 
 from gomuon.lab import files
 from gomuon.lab.bench.tables import against_passes, number
-from gomuon.lab.report.svg import Look, draw, label
+from gomuon.lab.report.svg import Style, label, render_svg
 
 NAME = "bench"
 OURS = "gomuon"
 
 
 def write(result: Mapping[str, Any], folder: Path) -> None:
-    """Draw for light and dark pages: bench.svg and bench-dark.svg."""
+    """Write bench.svg and bench-dark.svg, for light and dark pages."""
     works = {n: w for n, w in result["workloads"].items() if _measured(w)}
     growth = result["scaling"]
     if not works and not growth:
         return
     names = _arms(works)
 
-    def paint(figure: Figure, look: Look) -> None:
+    def draw_on(figure: Figure, style: Style) -> None:
         heights = ([0.55 + 0.24 * len(names)] if works else []) + ([2.4] if growth else [])
         rows = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
         if works:
             grid = rows[0].subplots(1, len(works), sharey=True, squeeze=False)[0]
             for axes, (key, work) in zip(grid, works.items(), strict=True):
-                _times(axes, key, work, names, look)
+                _times(axes, key, work, names, style)
                 axes.set_xlim(_decades(works, names))
             rows[0].supxlabel("times forward + backward", fontsize=8)
             rows[0].legend(*grid[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
         if growth:
             grid = rows[-1].subplots(1, len(growth), squeeze=False)[0]
             for axes, (axis, found) in zip(grid, growth.items(), strict=True):
-                _growth(axes, axis, found, look)
+                _growth(axes, axis, found, style)
 
     height = 1.1 + 0.26 * len(names) + (2.6 if growth else 0)
     for ending, dark in (("", False), ("-dark", True)):
-        _write(folder / f"{NAME}{ending}.svg", draw(paint, Look(wide=True, dark=dark), height))
+        _write(
+            folder / f"{NAME}{ending}.svg", render_svg(draw_on, Style(wide=True, dark=dark), height)
+        )
 
 
 def _write(path: Path, text: str) -> None:
@@ -88,11 +90,11 @@ def _times(
     title: str,
     work: Mapping[str, Any],
     names: Mapping[str, tuple[str, str]],
-    look: Look,
+    style: Style,
 ) -> None:
     """The step as a full dot, the whole step as a ring, on one logarithmic axis."""
     for row, (name, (_, package)) in enumerate(names.items()):
-        color = look.color(0 if package == OURS else 1)
+        color = style.color(0 if package == OURS else 1)
         for quantity, shown, fill in (
             ("whole", "whole step", "none"),
             ("step", "optimizer step", color),
@@ -111,7 +113,7 @@ def _times(
                 mfc=fill,
                 label=shown if row == 0 else None,
             )
-    axes.axvline(1, color=look.ink, lw=0.8)
+    axes.axvline(1, color=style.ink, lw=0.8)
     axes.set_xscale("log")
     axes.xaxis.set_major_locator(LogLocator(numticks=5))
     axes.xaxis.set_minor_locator(NullLocator())
@@ -122,7 +124,7 @@ def _times(
     axes.set_title(label(title, 20), fontsize=9, loc="left")
 
 
-def _growth(axes: Axes, axis: str, found: Mapping[str, Any], look: Look) -> None:
+def _growth(axes: Axes, axis: str, found: Mapping[str, Any], style: Style) -> None:
     sizes = found["sizes"]
     drawn = [entry for entry in found["arms"].values() if "step" in entry]
     highest = [1.0]
@@ -131,7 +133,7 @@ def _growth(axes: Axes, axis: str, found: Mapping[str, Any], look: Look) -> None
         factors = [seconds / first for seconds in entry["step"]]
         highest += factors
         shown = f"{label(entry['title'])}: {entry['exponent']:.2f}"
-        axes.plot(sizes, factors, "o-", ms=4, color=look.color(index), label=shown)
+        axes.plot(sizes, factors, "o-", ms=4, color=style.color(index), label=shown)
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.xaxis.set_major_locator(FixedLocator(sizes))

@@ -1,4 +1,4 @@
-"""What the benchmark is held to: ratios of the same run, each with the most it may be."""
+"""The speed targets: ratios within one run, each with its largest allowed value."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ Verdict = Literal["pass", "miss", "quick", "not measured"]
 
 
 @dataclass(frozen=True)
-class Bar:
-    """One line: `quantity` of `arm` over that of `other` on a workload, and what it may be.
+class Target:
+    """`quantity` of `arm` divided by that of `other` on a workload must be at most `most`.
 
-    `other` may be `UNIT`, the passes of the model without hooks; the workload may be `HOOKS`, the
-    memory of a reuse step with and without them.
+    `other` may be `UNIT`: forward and backward of the model without hooks. The workload may be
+    `HOOKS`: the memory of a step without refresh, with hooks and without them.
     """
 
     number: int
@@ -32,25 +32,29 @@ class Bar:
     most: float
 
 
-def _four(workload: str, where: str) -> tuple[Bar, Bar]:
+def _four(workload: str, where: str) -> tuple[Target, Target]:
     return (
-        Bar(5, f"{where}: step, Go-MUON K=4 / Muon", workload, "step", "go-muon-4", "muon", 2.0),
-        Bar(5, f"{where}: step, Go-MUON K=16 / Muon", workload, "step", "go-muon-16", "muon", 1.3),
+        Target(5, f"{where}: step, Go-MUON K=4 / Muon", workload, "step", "go-muon-4", "muon", 2.0),
+        Target(
+            5, f"{where}: step, Go-MUON K=16 / Muon", workload, "step", "go-muon-16", "muon", 1.3
+        ),
     )
 
 
-def _overhead(arm: str, title: str) -> Bar:
+def _overhead(arm: str, title: str) -> Target:
     what = f"200 matrices 8×8: step, {title} / torch AdamW(foreach=True)"
-    return Bar(7, what, "overhead", "step", arm, REFERENCE, 8.0)
+    return Target(7, what, "overhead", "step", arm, REFERENCE, 8.0)
 
 
 K4, K1, PLAIN = "go-muon-4", "go-muon-1", "plain-go-muon-1"
-BARS = (
-    Bar(1, "paper: step, Go-MUON K=4 / torch Muon", "paper", "step", K4, "torch-muon", 0.10),
-    Bar(2, "paper: step of Go-MUON K=4 / forward+backward", "paper", "step", K4, UNIT, 0.50),
-    Bar(3, "paper: whole step, Go-MUON K=4 / K=1", "paper", "whole", K4, K1, 0.80),
-    Bar(3, "paper: whole step, Go-MUON K=1 / plain script K=1", "paper", "whole", K1, PLAIN, 0.60),
-    Bar(
+TARGETS = (
+    Target(1, "paper: step, Go-MUON K=4 / torch Muon", "paper", "step", K4, "torch-muon", 0.10),
+    Target(2, "paper: step of Go-MUON K=4 / forward+backward", "paper", "step", K4, UNIT, 0.50),
+    Target(3, "paper: whole step, Go-MUON K=4 / K=1", "paper", "whole", K4, K1, 0.80),
+    Target(
+        3, "paper: whole step, Go-MUON K=1 / plain script K=1", "paper", "whole", K1, PLAIN, 0.60
+    ),
+    Target(
         4,
         "paper: step, exact Muon / five batched float32 Newton–Schulz steps",
         "paper",
@@ -61,7 +65,7 @@ BARS = (
     ),
     *_four("wide", "width 512, 4 layers"),
     *_four("mlp", "MLP of four 512×512"),
-    Bar(
+    Target(
         6,
         "paper: peak memory of a reuse step with hooks / without",
         HOOKS,
@@ -76,63 +80,70 @@ BARS = (
 
 
 def arms_of(workload: str) -> set[str]:
-    """The arms whose ratios on a workload are held to something."""
-    bars = [bar for bar in BARS if bar.workload == workload]
-    return {arm for bar in bars for arm in (bar.arm, bar.other)} - {UNIT} | {REFERENCE}
+    """The arms that the targets of a workload need."""
+    targets = [target for target in TARGETS if target.workload == workload]
+    return {arm for target in targets for arm in (target.arm, target.other)} - {UNIT} | {REFERENCE}
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A bar with what was measured; `error` is absolute, None where it is not known.
+class TargetResult:
+    """A target and the measured ratio.
 
-    `floor` is the ratio if the arm did nothing but its polar factors, maps, roots and moments, see
-    `floors`.
+    Attributes:
+        error: absolute standard error; None if unknown.
+        lower_bound: the ratio if the arm computed polar factors, maps, roots and moments only; see
+            `lower_bounds`.
     """
 
-    bar: Bar
+    target: Target
     ratio: float | None
     error: float | None
     verdict: Verdict
-    floor: float | None = None
+    lower_bound: float | None = None
 
 
-def read(result: Mapping[str, Any]) -> list[Reading]:
-    """Every bar with its measured ratio and its verdict."""
-    return [_reading(bar, result) for bar in BARS]
+def check(result: Mapping[str, Any]) -> list[TargetResult]:
+    """Every target with its measured ratio and a verdict."""
+    return [_check(target, result) for target in TARGETS]
 
 
-def _reading(bar: Bar, result: Mapping[str, Any]) -> Reading:
+def _check(target: Target, result: Mapping[str, Any]) -> TargetResult:
     found: tuple[float, float | None] | None
-    if bar.workload == HOOKS:
+    if target.workload == HOOKS:
         hooks = result["memory"].get(HOOKS)
         found = None if hooks is None else (float(hooks["ratio"]), None)
     else:
-        found = ratio(result, bar.workload, bar.quantity, bar.arm, bar.other)
+        found = ratio(result, target.workload, target.quantity, target.arm, target.other)
     if found is None:
-        return Reading(bar, None, None, "not measured")
-    verdict: Verdict = "pass" if found[0] <= bar.most else "miss"
-    # A shortened run measures smaller models, for which the bars were not set.
-    return Reading(
-        bar, *found, verdict if result["size"] == "full" else "quick", _floor(bar, result)
+        return TargetResult(target, None, None, "not measured")
+    verdict: Verdict = "pass" if found[0] <= target.most else "miss"
+    # A quick run measures smaller models; the targets are not meant for them.
+    return TargetResult(
+        target,
+        *found,
+        verdict if result["size"] == "full" else "quick",
+        _lower_bound(target, result),
     )
 
 
-def _floor(bar: Bar, result: Mapping[str, Any]) -> float | None:
-    """Both sides at their least where both are ours; else over what was measured of the other."""
-    work = result["workloads"].get(bar.workload, {})
+def _lower_bound(target: Target, result: Mapping[str, Any]) -> float | None:
+    """Least time of both sides if both are ours; else over the measured time of the other."""
+    work = result["workloads"].get(target.workload, {})
     passes = _mean(work.get("arms", {}), REFERENCE, "forward_backward")
     if "kernels" not in work or passes is None:
         return None
 
     def least(arm: str) -> float | None:
-        found = lower_bounds.least(work["kernels"], arm, bar.quantity, result["threads"])
+        found = lower_bounds.least(work["kernels"], arm, target.quantity, result["threads"])
         if found is None:
             return None
-        return found + (passes[0] if bar.quantity == "whole" else 0.0)
+        return found + (passes[0] if target.quantity == "whole" else 0.0)
 
-    one, two = least(bar.arm), least(bar.other)
+    one, two = least(target.arm), least(target.other)
     if two is None:
-        measured = passes if bar.other == UNIT else _mean(work["arms"], bar.other, bar.quantity)
+        measured = (
+            passes if target.other == UNIT else _mean(work["arms"], target.other, target.quantity)
+        )
         two = None if measured is None else measured[0]
     return None if one is None or two is None else one / two
 
@@ -140,7 +151,7 @@ def _floor(bar: Bar, result: Mapping[str, Any]) -> float | None:
 def ratio(
     result: Mapping[str, Any], workload: str, quantity: str, arm: str, other: str
 ) -> tuple[float, float | None] | None:
-    """Mean over mean with the standard error of the ratio; None if either was not measured."""
+    """Ratio of the means with its standard error; None if either was not measured."""
     arms = result["workloads"].get(workload, {}).get("arms", {})
     one = _mean(arms, arm, quantity)
     two = (

@@ -10,32 +10,34 @@ import tyro
 
 from gomuon.functional.polar import PolarMethod
 from gomuon.lab.costs import planned_model, scaling_page
-from gomuon.lab.costs.comparison import ACCELERATOR_POLAR, OPTIMIZERS, outlook
-from gomuon.lab.costs.tables import print_outlook
+from gomuon.lab.costs.comparison import ACCELERATOR_POLAR, OPTIMIZERS, compare_costs
+from gomuon.lab.costs.tables import print_comparison
 from gomuon.lab.errors import LabError, unknown_name
-from gomuon.lab.flags import OPEN, Folder, Switch, Whole, Words
+from gomuon.lab.flags import NO_DEFAULT_SHOWN, Flag, OptionalInt, OptionalPath, OptionalText
 from gomuon.lab.input_checks import require_whole
 from gomuon.lab.terminal import SafeConsole
 from gomuon.traffic import Mesh
 
 
 def plan(
-    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]"), OPEN] = "",
+    name: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]"), NO_DEFAULT_SHOWN
+    ] = "",
     /,
-    model: Words = "",
-    input: Words = "",
+    model: OptionalText = "",
+    input: OptionalText = "",
     ranks: int = 1,
     shards: int = 1,
-    replicate: Switch = False,
+    replicate: Flag = False,
     optimizers: str = OPTIMIZERS,
-    refresh_every: Whole = None,
-    token_stride: Whole = None,
-    tokens: Whole = None,
+    refresh_every: OptionalInt = None,
+    token_stride: OptionalInt = None,
+    tokens: OptionalInt = None,
     dtype: str = "float32",
     polar: str = ACCELERATOR_POLAR,
-    owners: Switch = False,
-    json: Switch = False,
-    markdown: Folder = None,
+    owners: Flag = False,
+    json: Flag = False,
+    markdown: OptionalPath = None,
 ) -> None:
     """Say what a method would cost on a model and on many ranks: memory, FLOPs, bytes, owners.
 
@@ -49,7 +51,7 @@ def plan(
         input: Shape of an input of --model, such as 1,1024: one forward pass on the meta device
             shows which layers share an input. Without it none do.
         ranks: How many.
-        shards: Ranks that share one copy of the model: 1 for DDP, all of them for FSDP2.
+        shards: RankLayout that share one copy of the model: 1 for DDP, all of them for FSDP2.
         replicate: Every rank does all the work, and no rank owns anything.
         optimizers: Names separated by commas, of go-muon, go-muon-input, muon, shampoo, kfac and
             adamw.
@@ -90,11 +92,11 @@ def plan(
     if input and not model:
         raise LabError(f"--input {input!r} goes with --model; {name!r} has an input of its own")
     about = (
-        planned_model.imported(model, input, tokens, dtype)
+        planned_model.users_model(model, input, tokens, dtype)
         if model
-        else planned_model.named(name, tokens, dtype)
+        else planned_model.published_model(name, tokens, dtype)
     )
-    figures = outlook(
+    figures = compare_costs(
         about,
         Mesh(ranks // shards, shards),
         optimizers,
@@ -106,4 +108,4 @@ def plan(
     if json:
         sys.stdout.write(jsons.dumps(figures.as_dict(), indent=2) + "\n")
     else:
-        print_outlook(figures, SafeConsole(), owners)
+        print_comparison(figures, SafeConsole(), owners)

@@ -6,8 +6,8 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-from gomuon.lab.costs.method_cost import Forecast, Ranks, forecast
-from gomuon.lab.costs.planned_model import Subject
+from gomuon.lab.costs.estimate import CostEstimate, RankLayout, estimate_cost
+from gomuon.lab.costs.planned_model import PlannedModel
 from gomuon.lab.errors import LabError
 from gomuon.routing import route
 from gomuon.traffic import Mesh, wrapper_bytes
@@ -17,7 +17,7 @@ ACCELERATOR_POLAR = "polar-express"  # what "auto" takes there
 
 
 @dataclass(frozen=True)
-class Treated:
+class TreatmentCount:
     """Parameters that are treated alike for one reason."""
 
     treatment: str
@@ -27,7 +27,7 @@ class Treated:
 
 
 @dataclass(frozen=True)
-class Outlook:
+class CostComparison:
     """Everything `gomuon plan` shows.
 
     Attributes:
@@ -46,7 +46,7 @@ class Outlook:
 
     model: str
     parameters: int
-    treated: tuple[Treated, ...]
+    treated: tuple[TreatmentCount, ...]
     dtype: str
     tokens: int
     mesh: Mesh
@@ -54,14 +54,14 @@ class Outlook:
     shares: bool
     model_flops: float
     wrapper: int
-    methods: tuple[Forecast, ...]
+    methods: tuple[CostEstimate, ...]
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
 
-def outlook(
-    subject: Subject,
+def compare_costs(
+    planned: PlannedModel,
     mesh: Mesh,
     names: str = OPTIMIZERS,
     *,
@@ -69,46 +69,46 @@ def outlook(
     refresh_every: int | None = None,
     token_stride: int | None = None,
     polar: str = ACCELERATOR_POLAR,
-) -> Outlook:
-    """The plan of a subject; what is None is each method's own."""
+) -> CostComparison:
+    """The plan of a planned; what is None is each method's own."""
     changes: dict[str, Any] = {
         "refresh_every": refresh_every,
         "token_stride": token_stride,
         "polar": polar,
     }
-    weight = next(subject.model.parameters()).dtype
+    weight = next(planned.model.parameters()).dtype
     given = {name: value for name, value in changes.items() if value is not None}
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     if not chosen:
         raise LabError(f"--optimizers {names!r} names none; write them as {OPTIMIZERS}")
-    ranks = Ranks(mesh, replicate)
+    ranks = RankLayout(mesh, replicate)
     size = weight.itemsize
-    return Outlook(
-        subject.name,
-        subject.parameters,
-        treated(subject),
+    return CostComparison(
+        planned.name,
+        planned.parameters,
+        count_treatments(planned),
         str(weight).removeprefix("torch."),
-        subject.tokens,
+        planned.tokens,
         mesh,
         replicate,
-        subject.readings is not None,
-        subject.model_flops,
-        wrapper_bytes(subject.parameters, mesh, weight_size=size, gradient_size=size),
-        tuple(forecast(name, subject, ranks, given) for name in dict.fromkeys(chosen)),
+        planned.readings is not None,
+        planned.model_flops,
+        wrapper_bytes(planned.parameters, mesh, weight_size=size, gradient_size=size),
+        tuple(estimate_cost(name, planned, ranks, given) for name in dict.fromkeys(chosen)),
     )
 
 
-def treated(subject: Subject) -> tuple[Treated, ...]:
+def count_treatments(planned: PlannedModel) -> tuple[TreatmentCount, ...]:
     """Parameters by treatment and reason, in the routing table's order."""
     try:
-        table = route(subject.model)
+        table = route(planned.model)
     except ValueError as error:
-        raise LabError(f"{subject.name!r} cannot be planned for: {error}") from error
+        raise LabError(f"{planned.name!r} cannot be planned for: {error}") from error
     sums: dict[tuple[str, str], tuple[int, int]] = {}
     for entry in table:
         key = entry.treatment, entry.reason
         tensors, parameters = sums.get(key, (0, 0))
         sums[key] = tensors + 1, parameters + entry.parameter.numel()
     order = {"matrix": 0, "adamw": 1, "frozen": 2}
-    rows = [Treated(*key, *counts) for key, counts in sums.items()]
+    rows = [TreatmentCount(*key, *counts) for key, counts in sums.items()]
     return tuple(sorted(rows, key=lambda row: order[row.treatment]))

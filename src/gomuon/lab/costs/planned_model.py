@@ -24,7 +24,7 @@ TOKENS = 16 * 1024  # per rank and step, of a model without a configuration
 
 
 @dataclass(frozen=True)
-class Subject:
+class PlannedModel:
     """A model, what its layers read, and forward and backward FLOPs of one step of one rank.
 
     `passes` is the step's tokens over those of the forward pass whose `readings` these are. Where
@@ -44,7 +44,7 @@ class Subject:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
 
-def named(name: str, tokens: int | None, dtype: str) -> Subject:
+def published_model(name: str, tokens: int | None, dtype: str) -> PlannedModel:
     """A configuration by name."""
     if name not in CONFIGURATIONS:
         raise unknown_name("model", name, CONFIGURATIONS)
@@ -53,7 +53,7 @@ def named(name: str, tokens: int | None, dtype: str) -> Subject:
     return _observed(name, model, (1, configuration.context), tokens or configuration.tokens)
 
 
-def imported(path: str, shape: str, tokens: int | None, dtype: str) -> Subject:
+def users_model(path: str, shape: str, tokens: int | None, dtype: str) -> PlannedModel:
     """A model made by the user's own function, given as package.module:function."""
     module, colon, function = path.partition(":")
     if not (module and colon and function):
@@ -70,7 +70,7 @@ def imported(path: str, shape: str, tokens: int | None, dtype: str) -> Subject:
         return _observed(path, model, _sizes(shape), tokens or TOKENS)
     tokens = tokens or TOKENS
     flops = 6.0 * sum(p.numel() for p in model.parameters()) * tokens
-    return Subject(path, model, tokens, tokens, None, flops)
+    return PlannedModel(path, model, tokens, tokens, None, flops)
 
 
 def _built(build: Callable[[], Any], name: str, dtype: str) -> nn.Module:
@@ -90,7 +90,7 @@ def _built(build: Callable[[], Any], name: str, dtype: str) -> nn.Module:
     return model.to("meta").to(DTYPES[dtype])
 
 
-def _observed(name: str, model: nn.Module, sizes: tuple[int, ...], tokens: int) -> Subject:
+def _observed(name: str, model: nn.Module, sizes: tuple[int, ...], tokens: int) -> PlannedModel:
     symbols = any(isinstance(part, nn.Embedding) for part in model.modules())
     dtype = torch.long if symbols else next(model.parameters()).dtype
     counter = FlopCounterMode(display=False)
@@ -106,7 +106,9 @@ def _observed(name: str, model: nn.Module, sizes: tuple[int, ...], tokens: int) 
         ) from error
     passes = tokens / _tokens_in(sizes, symbols)
     # The backward pass multiplies twice for every product of the forward pass.
-    return Subject(name, model, tokens, passes, shared, 3.0 * counter.get_total_flops() * passes)
+    return PlannedModel(
+        name, model, tokens, passes, shared, 3.0 * counter.get_total_flops() * passes
+    )
 
 
 def _tokens_in(sizes: tuple[int, ...], symbols: bool) -> int:

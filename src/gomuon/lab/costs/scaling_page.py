@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from gomuon.lab.costs import planned_model
-from gomuon.lab.costs.comparison import outlook
-from gomuon.lab.costs.tables import figures, heading, notes
+from gomuon.lab.costs.comparison import compare_costs
+from gomuon.lab.costs.tables import cost_rows, heading, notes
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments.optimizers import title
 from gomuon.lab.files import write_atomically
@@ -52,7 +52,7 @@ def block() -> str:
 
 
 def _section(name: str, mesh: Mesh, dtype: str) -> Iterator[str]:
-    found = outlook(planned_model.named(name, None, dtype), mesh, METHODS)
+    found = compare_costs(planned_model.published_model(name, None, dtype), mesh, METHODS)
     yield f"### {heading(found)}"
     yield (
         f"    gomuon plan {name} --ranks {mesh.ranks} --shards {mesh.shards} --dtype {dtype} "
@@ -64,5 +64,5 @@ def _section(name: str, mesh: Mesh, dtype: str) -> Iterator[str]:
         f"AdamW's. {' '.join(notes(found)[1:])}"
     )
     heads = ["", *(title(method.method) for method in found.methods)]
-    rows = [heads, ["---", *["---:"] * len(found.methods)], *figures(found)]
+    rows = [heads, ["---", *["---:"] * len(found.methods)], *cost_rows(found)]
     yield "\n".join(f"| {' | '.join(row)} |" for row in rows)

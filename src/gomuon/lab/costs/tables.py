@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gomuon.lab.costs.comparison import Outlook
-from gomuon.lab.costs.method_cost import Forecast, Spread
+from gomuon.lab.costs.comparison import CostComparison
+from gomuon.lab.costs.estimate import CostEstimate, Spread
 from gomuon.lab.experiments.optimizers import title
 
 FEW = 8  # owners shown unless all are asked for
@@ -43,10 +43,10 @@ def share(value: Spread | None, whole: float) -> str:
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
-def figures(outlook: Outlook) -> list[tuple[str, ...]]:
+def cost_rows(comparison: CostComparison) -> list[tuple[str, ...]]:
     """Rows of the table of methods: a quantity, then one cell a method."""
-    methods: Sequence[Forecast] = outlook.methods
-    whole = outlook.model_flops
+    methods: Sequence[CostEstimate] = comparison.methods
+    whole = comparison.model_flops
     return [
         ("refresh every K", *(str(f.refresh_every or NOTHING) for f in methods)),
         ("state, most", *(most(f.state, "B") for f in methods)),
@@ -66,33 +66,33 @@ def figures(outlook: Outlook) -> list[tuple[str, ...]]:
     ]
 
 
-def heading(outlook: Outlook) -> str:
+def heading(comparison: CostComparison) -> str:
     """The model, the ranks and the step in one sentence."""
-    mesh = outlook.mesh
+    mesh = comparison.mesh
     ranks = "1 rank"
     if mesh.ranks > 1:
         ranks = f"{mesh.ranks} ranks (replicas × shards = {mesh.replicas} × {mesh.shards})"
     return (
-        f"{outlook.model}: {outlook.parameters:,} parameters in {outlook.dtype}, {ranks}, "
-        f"{outlook.tokens:,} tokens per rank and step"
+        f"{comparison.model}: {comparison.parameters:,} parameters in {comparison.dtype}, {ranks}, "
+        f"{comparison.tokens:,} tokens per rank and step"
     )
 
 
-def notes(outlook: Outlook) -> list[str]:
+def notes(comparison: CostComparison) -> list[str]:
     """What the figures stand on."""
     lines = [
         "Per rank; work is the busiest rank's. Captured sums are held from the backward pass of a "
         "refresh step to its end. Decompositions are counted by the textbook.",
-        f"Forward and backward of the model: {human(outlook.model_flops, 'FLOP')}.",
+        f"Forward and backward of the model: {human(comparison.model_flops, 'FLOP')}.",
     ]
-    if outlook.mesh.ranks > 1:
+    if comparison.mesh.ranks > 1:
         lines.append(
-            f"DDP or FSDP2 itself sends {human(outlook.wrapper, 'B')} from each rank in a step, "
+            f"DDP or FSDP2 itself sends {human(comparison.wrapper, 'B')} from each rank in a step, "
             "besides."
         )
-    if outlook.replicate:
+    if comparison.replicate:
         lines.append("Every rank does all the work; only captured sums are exchanged.")
-    if not outlook.shares:
+    if not comparison.shares:
         lines.append(
             "No forward pass was made: no two layers share an input here, and the model's FLOPs "
             "are 6·parameters·tokens. Give a shape with --input."
@@ -100,35 +100,37 @@ def notes(outlook: Outlook) -> list[str]:
     return lines
 
 
-def print_outlook(outlook: Outlook, console: Console, every_owner: bool = False) -> None:
+def print_comparison(
+    comparison: CostComparison, console: Console, every_owner: bool = False
+) -> None:
     """Treatments, methods, and who owns what under the first method."""
-    console.print(Text(heading(outlook), style="bold"))
+    console.print(Text(heading(comparison), style="bold"))
     table = Table("treatment", "why", box=box.SIMPLE_HEAD)
     for head in ("tensors", "parameters"):
         table.add_column(head, justify="right")
-    for entry in outlook.treated:
+    for entry in comparison.treated:
         table.add_row(entry.treatment, entry.reason, f"{entry.tensors:,}", f"{entry.parameters:,}")
     console.print(table)
     table = Table("", box=box.SIMPLE_HEAD)
-    for forecast in outlook.methods:
-        table.add_column(title(forecast.method), justify="right")
-    for cells in figures(outlook):
+    for estimate in comparison.methods:
+        table.add_column(title(estimate.method), justify="right")
+    for cells in cost_rows(comparison):
         table.add_row(*cells)
     console.print(table)
-    for line in notes(outlook):
+    for line in notes(comparison):
         console.print(Text(line))
-    if outlook.mesh.ranks > 1 and outlook.methods[0].owned:
-        _print_owners(outlook.methods[0], console, every_owner)
+    if comparison.mesh.ranks > 1 and comparison.methods[0].owned:
+        _print_owners(comparison.methods[0], console, every_owner)
 
 
-def _print_owners(forecast: Forecast, console: Console, every: bool) -> None:
+def _print_owners(estimate: CostEstimate, console: Console, every: bool) -> None:
     table = Table("owner", box=box.SIMPLE_HEAD)
     table.add_column("amortised", justify="right")
-    table.add_column(f"layers, {title(forecast.method)}", overflow="fold")
-    shown = forecast.owned if every else forecast.owned[:FEW]
+    table.add_column(f"layers, {title(estimate.method)}", overflow="fold")
+    shown = estimate.owned if every else estimate.owned[:FEW]
     for unit, owner in shown:
         table.add_row(str(owner), human(unit.cost, "FLOP"), ", ".join(unit.names))
     console.print(table)
-    left = len(forecast.owned) - len(shown)
+    left = len(estimate.owned) - len(shown)
     if left:
         console.print(Text(f"{left} more with --owners", style="dim"))

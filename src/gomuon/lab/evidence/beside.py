@@ -9,9 +9,9 @@ from gomuon.lab.evidence import numbers as n
 from gomuon.lab.evidence.reading import TRAJECTORY, Study, measured
 from gomuon.lab.evidence.tables import table, text
 from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.experiments.loss_windows import window_name
 from gomuon.lab.experiments.plan import Arm, Plan
-from gomuon.lab.experiments.published import PaperFigures
-from gomuon.lab.experiments.windows import window_name
+from gomuon.lab.experiments.published import PublishedResults
 from gomuon.lab.results.statistics import paired
 
 # Differences that the text prints; the others follow from the means of its tables.
@@ -29,7 +29,7 @@ FIGURES = ("measure", "paper", "here", "95 % interval", "here against paper")
 PAIRS = ("measure", "difference", "relative", "95 % interval", "lower on", "paper", "paper's pairs")
 
 
-def figures_of(name: str) -> PaperFigures:
+def figures_of(name: str) -> PublishedResults:
     found = EXPERIMENTS[name].paper
     if found is None:
         raise ValueError(f"the paper prints nothing for {name}")

@@ -13,7 +13,7 @@ from gomuon.lab.evidence import slots
 from gomuon.lab.evidence.reading import SELECTION, Study, read_study
 from gomuon.lab.evidence.thinning import thin, write_curve
 from gomuon.lab.files import cannot_write, make_folder, read_json, write_json
-from gomuon.lab.results.campaigns import PLAN, TIMING, Campaign, gather
+from gomuon.lab.results.campaigns import PLAN, TIMING, Campaign, read_campaign
 from gomuon.lab.results.runs import MANIFEST, RESULT, RESUMED, Run
 
 REPORT = "report.md"
@@ -38,7 +38,7 @@ def collect(folder: Path, results: Path, name: str = "") -> Study:
     """
     name = name or folder.resolve().name
     slots.find(name)
-    campaign = gather(folder)
+    campaign = read_campaign(folder)
     if not (folder / PLAN).is_file():
         raise LabError(f"{folder} is a single run, not a campaign: it has no {PLAN}")
     if campaign.foreign:

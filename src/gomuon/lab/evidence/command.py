@@ -10,18 +10,18 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.evidence import page as pages
 from gomuon.lab.evidence.collecting import collect as collect_campaign
 from gomuon.lab.evidence.reading import read_evidence
-from gomuon.lab.flags import Folder, Words
-from gomuon.lab.input_checks import is_folder, making_sense_of
+from gomuon.lab.flags import OptionalPath, OptionalText
+from gomuon.lab.input_checks import errors_naming, is_folder
 from gomuon.lab.terminal import SafeConsole
 
 PAGE, PICTURES = "reproduction.md", "pictures"
 
 
 def evidence(
-    collect: Folder = None,
-    name: Words = "",
-    results: Folder = None,
-    out: Folder = None,
+    collect: OptionalPath = None,
+    name: OptionalText = "",
+    results: OptionalPath = None,
+    out: OptionalPath = None,
 ) -> None:
     """Make docs/reproduction.md and its pictures from the files under results/.
 
@@ -32,12 +32,12 @@ def evidence(
         collect: A campaign folder to copy; nothing else is done.
         name: Its place in results; by default the folder's own name.
         results: Where campaigns are kept; by default results.
-        out: Folder of the page and its pictures; by default docs.
+        out: OptionalPath of the page and its pictures; by default docs.
     """
     console = SafeConsole()
     kept = results or Path("results")
     if collect is not None:
-        with making_sense_of(collect):
+        with errors_naming(collect):
             study = collect_campaign(collect, kept, name)
         paths = [path for path in (kept / study.name).rglob("*") if path.is_file()]
         size = sum(path.stat().st_size for path in paths)
@@ -49,7 +49,7 @@ def evidence(
     if not is_folder(kept):
         raise LabError(f"{kept} does not exist; gomuon evidence --collect FOLDER fills it")
     folder = out or Path("docs")
-    with making_sense_of(kept):
+    with errors_naming(kept):
         found = read_evidence(kept)
         files.make_folder(folder)
         files.refuse_links(folder / PICTURES)

@@ -19,7 +19,7 @@ from gomuon.lab.evidence.reading import (
 from gomuon.lab.evidence.slots import TASKS
 from gomuon.lab.evidence.tables import code, table, text
 from gomuon.lab.experiments import optimizers
-from gomuon.lab.results.campaigns import ArmView
+from gomuon.lab.results.campaigns import ArmRuns
 
 CONTROL = "muon"
 EDGES = {"lower": "lowest", "upper": "highest", "only": "the only one"}
@@ -37,7 +37,7 @@ class Place:
         below: evaluations below 99 % after a run had grokked, and all evaluations after that.
     """
 
-    arm: ArmView
+    arm: ArmRuns
     values: tuple[float, ...]
     grokked: int | None = None
     accuracy: float = 0.0
@@ -63,7 +63,7 @@ def standings(study: Study) -> list[Place]:
     return sorted((_place(study, arm) for arm in whole), key=lambda p: (p.mean, -p.accuracy))
 
 
-def _place(study: Study, arm: ArmView) -> Place:
+def _place(study: Study, arm: ArmRuns) -> Place:
     runs = list(arm.finished.values())
     values = tuple(math.inf if value is None else value for value in map(score, runs))
     if study.campaign.task != "grokking":

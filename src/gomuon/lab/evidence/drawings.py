@@ -15,7 +15,7 @@ from gomuon.lab.evidence.reading import Evidence, Study, grokked_at
 from gomuon.lab.evidence.slots import TASKS
 from gomuon.lab.evidence.thinning import Curve
 from gomuon.lab.experiments.catalogue import EXPERIMENTS
-from gomuon.lab.experiments.windows import window_name
+from gomuon.lab.experiments.loss_windows import window_name
 
 HALF = 2  # blocks on each side of a smoothed point
 DECIMALS = 4  # what is drawn is rounded, so that no last bit of a machine shows

@@ -14,7 +14,7 @@ from gomuon.lab.evidence.tables import text
 from gomuon.lab.evidence.timings import Timing
 from gomuon.lab.experiments import published as paper
 from gomuon.lab.experiments.catalogue import EXPERIMENTS
-from gomuon.lab.experiments.windows import window_name
+from gomuon.lab.experiments.loss_windows import window_name
 from gomuon.lab.results.statistics import GROK_THRESHOLD
 from gomuon.lab.running.execution import screen
 

@@ -16,13 +16,13 @@ from gomuon.lab import files
 from gomuon.lab.evidence import drawings
 from gomuon.lab.evidence.reading import Evidence
 from gomuon.lab.experiments.catalogue import EXPERIMENTS
-from gomuon.lab.report.svg import Look, draw, label
+from gomuon.lab.report.svg import Style, label, render_svg
 
 SETTLED = 100  # the first updates fall from ln(vocabulary) and would flatten all that matters
 WHOLE = 100.1  # per cent; a little more than all, so that none wrong has a place on a log scale
 
 Array = npt.NDArray[np.float64]
-Painter = Callable[[Figure, Look], None]
+Painter = Callable[[Figure, Style], None]
 Panel = TypeVar("Panel")
 
 
@@ -31,7 +31,7 @@ def paint_all(evidence: Evidence) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, (painter, height) in _painters(evidence).items():
         for ending, dark in (("", False), ("-dark", True)):
-            found[f"{name}{ending}.svg"] = draw(painter, Look(wide=False, dark=dark), height)
+            found[f"{name}{ending}.svg"] = render_svg(painter, Style(wide=False, dark=dark), height)
     return found
 
 
@@ -69,11 +69,11 @@ def _painters(evidence: Evidence) -> dict[str, tuple[Painter, float]]:
 
 
 def _stacked(
-    panels: Sequence[Panel], paint_panel: Callable[[Axes, Panel, Look], None], below: str
+    panels: Sequence[Panel], paint_panel: Callable[[Axes, Panel, Style], None], below: str
 ) -> Painter:
     """Panels on top of each other over one axis of updates."""
 
-    def paint(figure: Figure, look: Look) -> None:
+    def paint(figure: Figure, look: Style) -> None:
         grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, panel in zip(grid, panels, strict=True):
             paint_panel(axes, panel, look)
@@ -82,7 +82,7 @@ def _stacked(
     return paint
 
 
-def _differences(axes: Axes, panel: drawings.Panel, look: Look) -> None:
+def _differences(axes: Axes, panel: drawings.Panel, look: Style) -> None:
     settled = [0.0]
     for series in panel.series:
         color = look.color(series.color)
@@ -113,7 +113,7 @@ def _differences(axes: Axes, panel: drawings.Panel, look: Look) -> None:
     axes.tick_params(labelsize=8)
 
 
-def _accuracies(axes: Axes, panel: drawings.GrokPanel, look: Look) -> None:
+def _accuracies(axes: Axes, panel: drawings.GrokPanel, look: Style) -> None:
     last = 10.0
     for line in sorted(panel.lines, key=lambda line: line.main):
         color = look.color(line.color)
@@ -153,7 +153,7 @@ def _unstretch(height: Array) -> Array:
 
 
 def _comparison(panels: tuple[drawings.DotPanel, ...]) -> Painter:
-    def paint(figure: Figure, look: Look) -> None:
+    def paint(figure: Figure, look: Style) -> None:
         ratios = [len(panel.rows) + 1.5 for panel in panels]
         grid = figure.subplots(
             len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": ratios}
@@ -164,7 +164,7 @@ def _comparison(panels: tuple[drawings.DotPanel, ...]) -> Painter:
     return paint
 
 
-def _dots(axes: Axes, panel: drawings.DotPanel, look: Look) -> None:
+def _dots(axes: Axes, panel: drawings.DotPanel, look: Style) -> None:
     """A ring per seed and a diamond for the mean; Go-MUON and its variants in a colour apart."""
     limit = drawings.limit(panel)
     for i, row in enumerate(panel.rows):

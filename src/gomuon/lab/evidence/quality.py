@@ -15,7 +15,7 @@ from gomuon.lab.evidence.tables import code, table, text
 from gomuon.lab.evidence.thinning import BLOCK, Curve
 from gomuon.lab.evidence.timings import Timing
 from gomuon.lab.experiments import optimizers
-from gomuon.lab.results.campaigns import ArmView
+from gomuon.lab.results.campaigns import ArmRuns
 
 UNIT = "adamw"
 TIME = "time (seconds)"
@@ -50,7 +50,7 @@ def reached(curve: Curve, target: float) -> int | None:
     return None
 
 
-def arrival(study: Study, arm: ArmView, reference: ArmView) -> Arrival | None:
+def arrival(study: Study, arm: ArmRuns, reference: ArmRuns) -> Arrival | None:
     """To the reference's final loss on the same seed.
 
     None without curves of both, or where the reference diverged.
@@ -120,7 +120,7 @@ def _grokking(race: Study) -> list[str]:
     return [_timed(timing), table(("method", "whole step", "updates to grok", TIME), rows)]
 
 
-def _pace(timing: Timing | None, arm: ArmView) -> float | None:
+def _pace(timing: Timing | None, arm: ArmRuns) -> float | None:
     found = None if timing is None else timing.ratio(UNIT, arm.name)
     return None if found is None else found.mean
 

@@ -16,9 +16,9 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.evidence import slots
 from gomuon.lab.evidence.slots import SLOTS
 from gomuon.lab.evidence.thinning import CURVE, Curve, read_curve
-from gomuon.lab.experiments.windows import window_name, windows_for
+from gomuon.lab.experiments.loss_windows import window_name, windows_for
 from gomuon.lab.files import read_json
-from gomuon.lab.results.campaigns import PLAN, ArmView, Campaign, gather
+from gomuon.lab.results.campaigns import PLAN, ArmRuns, Campaign, read_campaign
 from gomuon.lab.results.pairing import require_pair
 from gomuon.lab.results.runs import MANIFEST, RESULT, Run, is_finished, read_manifest
 from gomuon.lab.results.statistics import (
@@ -82,7 +82,7 @@ class Study:
         known = {arm.name for arm in self.campaign.arms}
         return known.issuperset(arms)
 
-    def arm(self, name: str) -> ArmView:
+    def arm(self, name: str) -> ArmRuns:
         return self.campaign.arm(name)
 
     def curve(self, run: Run) -> Curve | None:
@@ -154,7 +154,7 @@ def read_study(folder: Path, name: str) -> Study:
                 f"{folder / PLAN}: its {field} is {plan.get(field)!r}, but {name} is the place of "
                 f"{wanted!r}; give the campaign's own name with --name"
             )
-    campaign = gather(folder, load=load_thin)
+    campaign = read_campaign(folder, load=load_thin)
     if campaign.foreign:
         raise LabError(f"{folder / 'runs' / campaign.foreign[0]} does not belong to {PLAN}")
     selection = folder / SELECTION

@@ -6,9 +6,9 @@ import dataclasses
 
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.experiments import optimizers, published
+from gomuon.lab.experiments.loss_windows import PAPER_WINDOWS, windows_for
 from gomuon.lab.experiments.plan import Arm, Plan, Quick
 from gomuon.lab.experiments.selection import Selection
-from gomuon.lab.experiments.windows import PAPER_WINDOWS, windows_for
 
 TRAJECTORY = "geometric mean of the three window means of pre-update training loss; lower is better"
 PAIRED = "every seed pairs the arms by hash; the interval is Student's t at 95 % over the pairs"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from gomuon.lab.experiments.models import Attention
 from gomuon.layers import LayerSpec
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.recipes import RECIPES, Recipe
-from gomuon.telemetry import Alignment as Counts
+from gomuon.telemetry import Alignment
 
 ADAMW = "adamw"
 ADAMW_BETAS = (0.9, 0.95)
@@ -29,7 +29,7 @@ RATES: dict[str, dict[str, float]] = {"grokking": {"muon": 0.16, ADAMW: 1e-2}}
 
 
 @dataclass(frozen=True)
-class Entry:
+class OptimizerEntry:
     """A name on the command line.
 
     Attributes:
@@ -47,28 +47,31 @@ class Entry:
     base: str = ""
 
 
-def kebab(name: str) -> str:
+def command_name(name: str) -> str:
     """The command line's spelling of a class: KFACMuon is kfac-muon, MuonQK is muon-qk."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
 
 
 TITLES = {"GoMuon": "Go-MUON"}
-VARIANTS: dict[str, Entry] = {
-    "go-muon-input": Entry(
+VARIANTS: dict[str, OptimizerEntry] = {
+    "go-muon-input": OptimizerEntry(
         RECIPES["GoMuon"], "Go-MUON input only", options={"alpha": (0.0, 0.25)}, base="go-muon"
     ),
-    "go-muon-output": Entry(
+    "go-muon-output": OptimizerEntry(
         RECIPES["GoMuon"], "Go-MUON output only", options={"alpha": (0.25, 0.0)}, base="go-muon"
     ),
-    "muon-heads": Entry(
+    "muon-heads": OptimizerEntry(
         RECIPES["Muon"],
         "Muon per head",
         per_head={"*.attention.[qkv].weight": "rows", "*.attention.o.weight": "columns"},
         base="muon",
     ),
 }
-ENTRIES: dict[str, Entry] = {
-    **{kebab(name): Entry(recipe, TITLES.get(name, name)) for name, recipe in RECIPES.items()},
+ENTRIES: dict[str, OptimizerEntry] = {
+    **{
+        command_name(name): OptimizerEntry(recipe, TITLES.get(name, name))
+        for name, recipe in RECIPES.items()
+    },
     **VARIANTS,
 }
 
@@ -78,7 +81,7 @@ def names() -> list[str]:
     return [ADAMW, *ENTRIES]
 
 
-def find(name: str) -> Entry | None:
+def find(name: str) -> OptimizerEntry | None:
     """What stands behind a name; None for torch's AdamW.
 
     Raises:
@@ -157,15 +160,6 @@ def head_specs(per_head: Mapping[str, str], model: nn.Module) -> dict[str, Layer
     return {pattern: cuts[side] for pattern, side in per_head.items()}
 
 
-class Alignment(Protocol):
-    """Counts of steps that opposed their momentum source or their gradient."""
-
-    @property
-    def negative_source(self) -> int: ...
-    @property
-    def negative_gradient(self) -> int: ...
-
-
 def watch_alignment(optimizer: torch.optim.Optimizer) -> Alignment | None:
-    """The running counts of an optimizer of gomuon; None where nothing is counted."""
-    return Counts(optimizer) if isinstance(optimizer, MatrixOptimizer) else None
+    """Counts updates of a gomuon optimizer against their source or gradient; None for AdamW."""
+    return Alignment(optimizer) if isinstance(optimizer, MatrixOptimizer) else None

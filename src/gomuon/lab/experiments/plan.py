@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gomuon.lab.errors import LabError
-from gomuon.lab.experiments.published import PaperFigures
+from gomuon.lab.experiments.loss_windows import LossWindow, window_name, windows_for
+from gomuon.lab.experiments.published import PublishedResults
 from gomuon.lab.experiments.run_config import RunConfig
-from gomuon.lab.experiments.windows import Window, window_name, windows_for
 from gomuon.lab.input_checks import require_whole
 
 FORMAT = 1
@@ -69,12 +69,12 @@ class Plan:
     statistic: str
     rule: str
     quick: Quick
-    windows: tuple[Window, ...] = ()
+    windows: tuple[LossWindow, ...] = ()
     comparisons: tuple[tuple[str, str], ...] = ()
     tuning_seed: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     timing: tuple[str, ...] = ()
-    paper: PaperFigures | None = None
+    paper: PublishedResults | None = None
     label: str = "full"
     threads: int = 1
 

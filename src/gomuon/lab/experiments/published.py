@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class PaperFigures:
+class PublishedResults:
     """What the paper reports for one experiment.
 
     Attributes:
@@ -35,7 +35,7 @@ def _windows(early: float, middle: float, late: float) -> dict[str, float]:
     return {"201-300": early, "501-600": middle, "901-1000": late}
 
 
-PTB = PaperFigures(
+PTB = PublishedResults(
     source="Table 1, Penn Treebank rows (three hash-matched paired seeds)",
     windows={
         "muon": _windows(1.46773, 1.28084, 1.17560),
@@ -50,7 +50,7 @@ PTB = PaperFigures(
     ),
 )
 
-SHAKESPEARE = PaperFigures(
+SHAKESPEARE = PublishedResults(
     source="Table 1, Tiny Shakespeare rows (seeds 17402 to 17404); tuning seed 17401 in the text",
     windows={
         "muon-qk": _windows(1.70001, 1.50427, 1.34825),
@@ -77,7 +77,7 @@ SHAKESPEARE = PaperFigures(
     ),
 )
 
-GROKKING = PaperFigures(
+GROKKING = PublishedResults(
     source="Table 2 (one screening seed per modulus)",
     grokking={
         "p103-muon-0.16": {"train_99_step": 66, "grok_step": 2320, "delay": 2254},
@@ -93,7 +93,7 @@ GROKKING = PaperFigures(
     ),
 )
 
-MAPBACK = PaperFigures(
+MAPBACK = PublishedResults(
     source="Section 'Matched map-back on Penn Treebank' (four paired seeds)",
     windows={"halfspace": {"201-300": 1.48882}, "go-muon": {"201-300": 1.45513}},
     gains={"201-300": 2.26},
@@ -104,7 +104,7 @@ MAPBACK = PaperFigures(
     ),
 )
 
-LAZY = PaperFigures(
+LAZY = PublishedResults(
     source="Table 3 (four paired seeds) and the paragraph after it",
     windows={
         "refresh-1": _windows(1.45513, 1.28378, 1.17238),

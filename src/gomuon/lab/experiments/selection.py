@@ -13,7 +13,7 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers, tasks
 from gomuon.lab.experiments.run_config import RunConfig
 from gomuon.lab.files import read_json
-from gomuon.lab.input_checks import UNFIT
+from gomuon.lab.input_checks import BAD_VALUE_ERRORS
 
 FORMAT = 1
 EXPERIMENT = "tune"
@@ -100,7 +100,7 @@ def read_selection(path: Path) -> Selection:
         raise LabError(
             f"{path} is not a selection of gomuon tune: {error.args[0]!r} is missing"
         ) from error
-    except (LabError, *UNFIT) as error:
+    except (LabError, *BAD_VALUE_ERRORS) as error:
         raise LabError(f"{path} is not a selection of gomuon tune: {error}") from error
     for name in picks:
         optimizers.find(name)

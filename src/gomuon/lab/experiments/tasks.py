@@ -6,7 +6,6 @@ minibatches and the schedule, all drawn from the run's seed and never from the o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,8 +19,6 @@ from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.experiments import schedules
 from gomuon.lab.experiments.models import CharacterModel, ModularAdditionModel
 from gomuon.lab.experiments.run_config import RunConfig
-from gomuon.lab.experiments.windows import windows_for
-from gomuon.lab.results import statistics
 
 # What `race` uses when nothing is said; the paper's own shapes, and a modulus of demo size.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -33,8 +30,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 class Task(Protocol):
     """One configured task; everything it draws comes from the run's seed."""
-
-    metric: str  # the number of a metrics line worth showing while the run is under way
 
     def model(self) -> nn.Module:
         """The model with its initial parameters."""
@@ -56,15 +51,9 @@ class Task(Protocol):
         """What to record after update ``step``; empty unless an evaluation is due."""
         ...
 
-    def result(self, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """The outcome of the finished run."""
-        ...
-
 
 class CharacterTask:
     """Next-character prediction on random windows of a corpus; only its training text is read."""
-
-    metric = "loss"
 
     def __init__(self, config: RunConfig, data_dir: str | Path | None = None) -> None:
         self.config = config
@@ -110,14 +99,9 @@ class CharacterTask:
     def evaluate(self, model: nn.Module, step: int) -> dict[str, float]:
         return {}
 
-    def result(self, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return statistics.language_result(metrics, windows_for(self.config.steps))
-
 
 class ModularAdditionTask:
     """a + b mod p from half of all pairs, full batch; the other half shows whether it groks."""
-
-    metric = "test_accuracy"
 
     def __init__(self, config: RunConfig, data_dir: str | Path | None = None) -> None:
         if config.modulus < 2:
@@ -160,9 +144,6 @@ class ModularAdditionTask:
             return {}
         with torch.no_grad():
             return {"test_accuracy": _accuracy(model(self.test), self._sums(self.test))}
-
-    def result(self, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        return statistics.grokking_result(metrics)
 
     def _sums(self, pairs: Tensor) -> Tensor:
         return pairs.sum(dim=1) % self.config.modulus

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from gomuon.lab import formatting as w
 from gomuon.lab import machine
 from gomuon.lab.report.document import Block, Facts, Note, Section, Table
-from gomuon.lab.results.campaigns import ArmView, Campaign
+from gomuon.lab.results.campaigns import ArmRuns, Campaign
 from gomuon.lab.results.pairing import FIELDS
 from gomuon.lab.results.runs import Resumption, Run
 from gomuon.lab.results.statistics import compare_times, geometric_mean
@@ -116,7 +116,7 @@ def _interleaved(campaign: Campaign) -> list[Block]:
     ]
 
 
-def _medians(arm: ArmView) -> dict[int, float]:
+def _medians(arm: ArmRuns) -> dict[int, float]:
     medians = {}
     for seed, run in arm.runs.items():
         times = [line.get("seconds") for line in run.timing]

@@ -7,7 +7,7 @@ import math
 from gomuon.lab import formatting as w
 from gomuon.lab.report import plots
 from gomuon.lab.report.document import Block, Table
-from gomuon.lab.results.campaigns import ArmView
+from gomuon.lab.results.campaigns import ArmRuns
 from gomuon.lab.results.language_outcomes import LanguageOutcomes, Measure, PairedSeeds
 
 
@@ -40,7 +40,7 @@ def differences(report: LanguageOutcomes) -> tuple[Block, ...]:
 
 
 def _difference_table(
-    report: LanguageOutcomes, control: ArmView, candidate: ArmView, rows: list[tuple[str, ...]]
+    report: LanguageOutcomes, control: ArmRuns, candidate: ArmRuns, rows: list[tuple[str, ...]]
 ) -> Table:
     columns = ["measure", "mean", "95 % interval", "relative", "wins", "paper", "paper's wins"]
     columns += [f"seed {seed}" for seed in report.campaign.seeds]
@@ -54,7 +54,7 @@ def _difference_table(
 
 
 def _difference_row(
-    measure: Measure, control: ArmView, candidate: ArmView, result: PairedSeeds, several: bool
+    measure: Measure, control: ArmRuns, candidate: ArmRuns, result: PairedSeeds, several: bool
 ) -> list[plots.DifferenceRow]:
     scale = 100 * result.relative / result.mean if result.mean else 0.0
     if not math.isfinite(scale):

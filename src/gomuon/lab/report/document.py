@@ -31,7 +31,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Picture:
+class Plot:
     """A drawing in four variants (SVG text), so that it suits the screen it is seen on."""
 
     caption: str
@@ -57,7 +57,7 @@ class Facts:
     pairs: tuple[tuple[str, str], ...]
 
 
-Block = Table | Picture | Note | Facts
+Block = Table | Plot | Note | Facts
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.report import plots
 from gomuon.lab.report.common_sections import nothing_yet, paper_notes
 from gomuon.lab.report.document import Block, Cell, Note, Section, Standing, Table
-from gomuon.lab.results.campaigns import ArmView
+from gomuon.lab.results.campaigns import ArmRuns
 from gomuon.lab.results.grokking_outcomes import NEVER, GrokOutcomes, outcome
 from gomuon.lab.results.runs import METRICS, Run
 from gomuon.lab.results.statistics import paired
@@ -18,11 +18,11 @@ from gomuon.lab.results.statistics import paired
 
 def headline(report: GrokOutcomes) -> str:
     compared = []
-    for control, candidate in report.rivals():
-        ours, theirs = report.typical(candidate), report.typical(control)
+    for control, candidate in report.headline_pairs():
+        ours, theirs = report.mean_grok_step(candidate), report.mean_grok_step(control)
         if ours is not None and theirs is not None:
             compared.append((control, candidate, ours, theirs))
-    if len(compared) > 1 and all(report.certain(*pair) for *pair, _, _ in compared):
+    if len(compared) > 1 and all(report.all_grokked(*pair) for *pair, _, _ in compared):
         control, candidate = compared[0][:2]
         ratios = [f"{b / a:.1f} times at {arm.group}" for _, arm, a, b in compared]
         return f"{candidate.title} groks faster than {control.title}: {w.listing(ratios)}"
@@ -34,27 +34,28 @@ def headline(report: GrokOutcomes) -> str:
     arm, grokked = ranking[0]
     if math.isinf(grokked):
         return f"{arm.title} does not grok within {w.many(report.campaign.steps, 'update')}"
-    return f"{arm.title} groks after {report.shown(arm)} updates"
+    return f"{arm.title} groks after {report.grok_step_text(arm)} updates"
 
 
 def _told(
-    report: GrokOutcomes, control: ArmView, candidate: ArmView, ours: float, theirs: float
+    report: GrokOutcomes, control: ArmRuns, candidate: ArmRuns, ours: float, theirs: float
 ) -> str:
     where = f" at {candidate.group}" if candidate.group else ""
     within = f"within {w.many(report.campaign.steps, 'update')}"
     if math.isinf(ours) and math.isinf(theirs) and report.campaign.race:
-        ahead = f"{candidate.title} is ahead with {100 * report.final(candidate):.1f} % held out"
+        reached = 100 * report.final_accuracy(candidate)
+        ahead = f"{candidate.title} is ahead with {reached:.1f} % held out"
         return f"No arm groks {within}; {ahead}"
     if math.isinf(ours) and math.isinf(theirs):
         return f"Neither {candidate.title} nor {control.title} groks {within}{where}"
     if math.isinf(ours):
         return f"{candidate.title} does not grok {within}{where}; {control.title} does"
     if math.isinf(theirs):
-        first = f"{candidate.title} groks after {report.shown(candidate)} updates{where}"
+        first = f"{candidate.title} groks after {report.grok_step_text(candidate)} updates{where}"
         return f"{first}; {control.title} not within {report.campaign.steps:,}"
-    if not report.certain(candidate, control):
-        first = f"{candidate.title} groks after {report.shown(candidate)} updates{where}"
-        return f"{first}, {control.title} after {report.shown(control)}"
+    if not report.all_grokked(candidate, control):
+        first = f"{candidate.title} groks after {report.grok_step_text(candidate)} updates{where}"
+        return f"{first}, {control.title} after {report.grok_step_text(control)}"
     return (
         f"{candidate.title} groks {theirs / ours:.1f} times as fast as {control.title}{where}: "
         f"{ours:,.0f} updates against {theirs:,.0f}"
@@ -74,7 +75,7 @@ def standings(report: GrokOutcomes) -> tuple[Standing, ...]:
 
 
 def _standing(
-    report: GrokOutcomes, arm: ArmView, place: int, grokked: float, first: float, contested: bool
+    report: GrokOutcomes, arm: ArmRuns, place: int, grokked: float, first: float, contested: bool
 ) -> Standing:
     name = f"{arm.title}, {arm.group}" if arm.group else arm.label
     diverged = report.diverged(arm)
@@ -82,20 +83,20 @@ def _standing(
         return Standing(
             place=f"{place}.",
             name=name,
-            figure=f"{100 * report.final(arm):.1f} %",
+            figure=f"{100 * report.final_accuracy(arm):.1f} %",
             unit=f"held out after {w.many((diverged or report.campaign.steps + 1) - 1, 'update')}",
             remark="not grokked" if diverged is None else f"diverged at update {diverged:,}",
             color=arm.color,
         )
     remark = "first to grok" if place == 1 else f"{grokked / first:.1f} times the first's updates"
-    if not report.certain(arm):
-        outcomes = report.ranked_on(arm)
+    if not report.all_grokked(arm):
+        outcomes = report.ranked_outcomes(arm)
         done = sum(outcome["grok_step"] is not None for outcome in outcomes)
         remark = f"groks on {done} of {w.many(len(outcomes), 'seed')}"
     return Standing(
         place=f"{place}.",
         name=name,
-        figure=report.shown(arm),
+        figure=report.grok_step_text(arm),
         unit="updates to sustained 99 % held out",
         remark=remark,
         color=arm.color,
@@ -118,22 +119,24 @@ def _curves(report: GrokOutcomes) -> tuple[Block, ...]:
     panels = []
     for group in report.campaign.groups:
         runs = [
-            plots.GrokRun(arm.title, arm.color, *_points(run), _grok_of(run))
+            plots.AccuracyCurve(arm.title, arm.color, *_points(run), _grok_of(run))
             for arm in report.campaign.members(group)
             for run in arm.runs.values()
             if run.metrics
         ]
         if runs:
-            panels.append(plots.GrokPanel(group, tuple(runs)))
+            panels.append(plots.AccuracyPanel(group, tuple(runs)))
     if not panels:
         return (Note("No update has been recorded yet.", "quiet"),)
     told = []
     for arm in report.campaign.arms:
-        grokked = report.typical(arm)
+        grokked = report.mean_grok_step(arm)
         if grokked is not None:
             where = f" ({arm.group})" if arm.group else ""
             when = (
-                "does not grok" if math.isinf(grokked) else f"groks at update {report.shown(arm)}"
+                "does not grok"
+                if math.isinf(grokked)
+                else f"groks at update {report.grok_step_text(arm)}"
             )
             told.append(f"{arm.title}{where} {when}")
     alt = "Held-out and training accuracy against updates. "
@@ -166,7 +169,7 @@ def _results(report: GrokOutcomes) -> Table:
     rows: list[tuple[Cell | str, ...]] = []
     for group in campaign.groups:
         arms = campaign.members(group)
-        steps = [step for arm in arms if (step := report.typical(arm)) is not None]
+        steps = [step for arm in arms if (step := report.mean_grok_step(arm)) is not None]
         rows += [(group,)] if group else []
         rows += [_result_row(report, arm, min(steps, default=NEVER)) for arm in arms]
     columns = ["arm"]
@@ -185,15 +188,15 @@ def _results(report: GrokOutcomes) -> Table:
     )
 
 
-def _result_row(report: GrokOutcomes, arm: ArmView, best: float) -> tuple[Cell | str, ...]:
-    grokked = report.typical(arm)
+def _result_row(report: GrokOutcomes, arm: ArmRuns, best: float) -> tuple[Cell | str, ...]:
+    grokked = report.mean_grok_step(arm)
     never = grokked is not None and math.isinf(grokked)
-    outcomes = report.ranked_on(arm)
+    outcomes = report.ranked_outcomes(arm)
     cells: list[Cell | str] = [arm.label]
     theirs = report.campaign.printed("grokking").get(arm.name, {})
     for name in ("train_99_step", "grok_step", "delay"):
         if name == "grok_step":
-            words = w.ABSENT if grokked is None else report.shown(arm)
+            words = w.ABSENT if grokked is None else report.grok_step_text(arm)
             cells.append(Cell(words, best=grokked == best < NEVER))
         else:
             cells.append(_mean(outcomes, name))
@@ -206,16 +209,21 @@ def _result_row(report: GrokOutcomes, arm: ArmView, best: float) -> tuple[Cell |
     return tuple(cells)
 
 
-def _speed_up(report: GrokOutcomes, arm: ArmView) -> str:
-    ours = report.typical(arm)
+def _speed_up(report: GrokOutcomes, arm: ArmRuns) -> str:
+    ours = report.mean_grok_step(arm)
     for control, candidate in report.comparisons():
-        theirs = report.typical(control)
-        if candidate.name == arm.name and ours and theirs and report.certain(control, candidate):
+        theirs = report.mean_grok_step(control)
+        if (
+            candidate.name == arm.name
+            and ours
+            and theirs
+            and report.all_grokked(control, candidate)
+        ):
             return f"{theirs / ours:.1f}×"
     return w.ABSENT
 
 
-def _printed_speed_up(report: GrokOutcomes, arm: ArmView) -> str:
+def _printed_speed_up(report: GrokOutcomes, arm: ArmRuns) -> str:
     printed = report.campaign.printed("gains").get(f"{arm.group} speedup")
     candidates = {candidate.name for _, candidate in report.comparisons()}
     return w.ABSENT if printed is None or arm.name not in candidates else f"{float(printed):.1f}×"
@@ -233,7 +241,7 @@ def _screen(report: GrokOutcomes) -> list[Note]:
     campaign = report.campaign
     sums: dict[str, dict[float, float]] = {}
     for arm in campaign.arms:
-        grokked, rate = report.typical(arm), arm.rate
+        grokked, rate = report.mean_grok_step(arm), arm.rate
         if not campaign.paper or grokked is None or rate is None:
             return []
         by_rate = sums.setdefault(arm.optimizer, {})

@@ -15,7 +15,7 @@ from gomuon.lab.report.document import (
     Document,
     Facts,
     Note,
-    Picture,
+    Plot,
     Section,
     Standing,
     Table,
@@ -103,7 +103,7 @@ def _block(block: Block) -> str:
             return f'<p class="{escape(block.tone or "plain")}">{escape(block.text)}</p>'
         case Facts():
             return _facts(block)
-        case Picture():
+        case Plot():
             return _picture(block)
         case Table():
             return _table(block)
@@ -116,7 +116,7 @@ def _facts(facts: Facts) -> str:
     return f"<dl>{pairs}</dl>"
 
 
-def _picture(picture: Picture) -> str:
+def _picture(picture: Plot) -> str:
     sources = "".join(
         f'<source media="{media}" srcset="{_data(svg)}">\n'
         for media, svg in (

@@ -10,7 +10,7 @@ from gomuon.lab.report import plots
 from gomuon.lab.report.common_sections import nothing_yet, paper_notes
 from gomuon.lab.report.difference_sections import differences
 from gomuon.lab.report.document import Block, Cell, Note, Section, Standing, Table
-from gomuon.lab.results.campaigns import ArmView, Campaign
+from gomuon.lab.results.campaigns import ArmRuns, Campaign
 from gomuon.lab.results.language_outcomes import (
     GEOMETRIC_MEAN,
     LanguageOutcomes,
@@ -25,7 +25,7 @@ def headline(report: LanguageOutcomes) -> str:
     ranking = report.ranked()
     if not ranking:
         return nothing_yet(report.campaign)
-    pairs = [(c, d, report.paired(c, d, report.deciding)) for c, d in report.rivals()]
+    pairs = [(c, d, report.paired(c, d, report.deciding)) for c, d in report.headline_pairs()]
     told = [(control, candidate, p) for control, candidate, p in pairs if p is not None]
     if not told:
         arm, value = ranking[0]
@@ -34,7 +34,7 @@ def headline(report: LanguageOutcomes) -> str:
     return f"{told[0][1].title} has {w.listing(parts)}"
 
 
-def _gain(control: ArmView, result: PairedSeeds) -> str:
+def _gain(control: ArmRuns, result: PairedSeeds) -> str:
     if math.isnan(result.mean):
         return f"no figure against {control.title}, because a run diverged"
     way = "lower" if result.mean < 0 else "higher"
@@ -47,7 +47,7 @@ def _gain(control: ArmView, result: PairedSeeds) -> str:
 def evidence(report: LanguageOutcomes) -> str:
     """How much the headline's difference is to be believed."""
     told = []
-    for control, candidate in report.rivals():
+    for control, candidate in report.headline_pairs():
         result = report.paired(control, candidate, report.deciding)
         if result is None or not math.isfinite(result.mean):
             continue
@@ -108,7 +108,7 @@ def _curves(report: LanguageOutcomes) -> tuple[Block, ...]:
                 ours, theirs = _series(arm.runs[seed]), _series(reference.runs[seed])
                 rows.append(tuple(a - b for a, b in zip(ours, theirs, strict=False)))
         if rows := [row for row in rows if row]:
-            differences.append(plots.LossArm(arm.title, arm.color, tuple(rows)))
+            differences.append(plots.LossCurves(arm.title, arm.color, tuple(rows)))
     caption = (
         "Training loss before each update. Thin: each seed as it was; bold: smoothed over a "
         "fortieth of the run and averaged over the seeds. Shaded: the windows that are compared."
@@ -130,7 +130,7 @@ def _curves(report: LanguageOutcomes) -> tuple[Block, ...]:
     return (picture,)
 
 
-def _reference(report: LanguageOutcomes) -> tuple[ArmView | None, list[ArmView]]:
+def _reference(report: LanguageOutcomes) -> tuple[ArmRuns | None, list[ArmRuns]]:
     """The arm that others are drawn against: a lone control, else the arm of every pair."""
     pairs = report.comparisons()
     if not pairs:
@@ -148,12 +148,12 @@ def _series(run: Run) -> tuple[float, ...]:
         raise LabError(f"{run.folder / METRICS}: a line has no loss ({error})") from error
 
 
-def _losses(arm: ArmView) -> tuple[tuple[float, ...], ...]:
+def _losses(arm: ArmRuns) -> tuple[tuple[float, ...], ...]:
     return tuple(series for run in arm.runs.values() if (series := _series(run)))
 
 
-def _loss_arm(arm: ArmView) -> plots.LossArm:
-    return plots.LossArm(arm.title, arm.color, _losses(arm))
+def _loss_arm(arm: ArmRuns) -> plots.LossCurves:
+    return plots.LossCurves(arm.title, arm.color, _losses(arm))
 
 
 def _results(report: LanguageOutcomes) -> Table:
@@ -190,7 +190,7 @@ def _results(report: LanguageOutcomes) -> Table:
     return Table(caption, ("", *heads) if campaign.paper else ("arm", "rate", *heads), tuple(rows))
 
 
-def _paper_row(campaign: Campaign, arm: ArmView) -> dict[str, float]:
+def _paper_row(campaign: Campaign, arm: ArmRuns) -> dict[str, float]:
     row = dict(campaign.printed("windows").get(arm.name, {}))
     mean = campaign.printed("geometric_mean").get(arm.name)
     return row if mean is None else {**row, GEOMETRIC_MEAN: mean}

@@ -9,7 +9,7 @@ from gomuon.lab.report.document import (
     Document,
     Facts,
     Note,
-    Picture,
+    Plot,
     Section,
     Table,
     cell,
@@ -59,7 +59,7 @@ def _block(block: Block) -> str:
             return f"> {_line(block.text)}" if block.tone == "warn" else _line(block.text)
         case Facts():
             return "\n".join(f"- {escape(name)}: {escape(value)}" for name, value in block.pairs)
-        case Picture():
+        case Plot():
             return f"*{escape(block.caption)}* (drawn in report.html). {escape(block.alt)}"
         case Table():
             return table_text(block, _line(block.caption))

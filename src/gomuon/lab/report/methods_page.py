@@ -6,7 +6,7 @@ import re
 import textwrap
 from collections.abc import Iterator
 
-from gomuon.lab.experiments.optimizers import VARIANTS, Entry, kebab
+from gomuon.lab.experiments.optimizers import VARIANTS, OptimizerEntry, command_name
 from gomuon.lab.report.markdown import escape
 from gomuon.lab.report.terminal_methods import AXES, axes, blocks, docstring
 from gomuon.recipes import RECIPES, Recipe
@@ -41,7 +41,7 @@ def _table() -> str:
         *middle, origin = (escape(value) for value in axes(recipe))
         link = f"[{escape(recipe.name)}](#{recipe.name.lower()})"
         rate = f"{recipe.defaults['lr']:g}"
-        lines.append(_row([link, _code(kebab(recipe.name)), *middle, rate, origin]))
+        lines.append(_row([link, _code(command_name(recipe.name)), *middle, rate, origin]))
     return "\n".join(lines)
 
 
@@ -104,7 +104,7 @@ def _code(text: str) -> str:
     return f"`{text}`"
 
 
-def _variant(entry: Entry) -> str:
+def _variant(entry: OptimizerEntry) -> str:
     parts = [_code(f"{name}={value!r}") for name, value in entry.options.items()]
     parts += [f"{_code(p)} cut into heads by {side}" for p, side in entry.per_head.items()]
     return f"{escape(entry.recipe.name)} with {', '.join(parts)}"

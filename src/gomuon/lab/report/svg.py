@@ -16,7 +16,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from gomuon.lab.report.document import Picture, visible
+from gomuon.lab.report.document import Plot, visible
 
 matplotlib.use("Agg")  # a report is written on machines without a screen
 
@@ -26,7 +26,7 @@ DARK = ("#5db4f5", "#ff9354", "#3ad1a5", "#eb9fd0", "#e8c64a", "#9bd7ff", "#b5b5
 
 
 @dataclass(frozen=True)
-class Look:
+class Style:
     """How one variant of a drawing is made."""
 
     wide: bool
@@ -78,14 +78,14 @@ def label(name: str, limit: int = 28) -> str:
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
-def draw(paint: Callable[[Figure, Look], None], look: Look, height: float) -> str:
+def render_svg(draw_on: Callable[[Figure, Style], None], style: Style, height: float) -> str:
     """One variant of a drawing, as SVG."""
-    size = (9.2 if look.wide else 3.7, height)
-    with matplotlib.rc_context(look.settings), warnings.catch_warnings():
+    size = (9.2 if style.wide else 3.7, height)
+    with matplotlib.rc_context(style.settings), warnings.catch_warnings():
         # A name in a script the font lacks is drawn as boxes; that is no one's error.
         warnings.filterwarnings("ignore", message="Glyph")
         figure = Figure(figsize=size, layout="constrained")
-        paint(figure, look)
+        draw_on(figure, style)
         stream = io.StringIO()
         figure.savefig(
             stream, format="svg", transparent=True, metadata={"Date": None, "Creator": None}
@@ -93,16 +93,16 @@ def draw(paint: Callable[[Figure, Look], None], look: Look, height: float) -> st
     return _shorten(stream.getvalue())
 
 
-def picture(
+def make_plot(
     caption: str,
     alt: str,
-    paint: Callable[[Figure, Look], None],
+    draw_on: Callable[[Figure, Style], None],
     heights: tuple[float, float],
-) -> Picture:
+) -> Plot:
     def variant(wide: bool, dark: bool) -> str:
-        return draw(paint, Look(wide, dark), heights[0 if wide else 1])
+        return render_svg(draw_on, Style(wide, dark), heights[0 if wide else 1])
 
-    return Picture(
+    return Plot(
         caption,
         alt,
         wide=variant(True, False),

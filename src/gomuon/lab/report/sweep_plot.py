@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from gomuon.lab.report.document import Picture
-from gomuon.lab.report.svg import Look, label, picture
+from gomuon.lab.report.document import Plot
+from gomuon.lab.report.svg import Style, label, make_plot
 
 DASHES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (5, 1, 1, 1)))
 MARKERS = ("o", "s", "^", "D")
@@ -27,16 +27,16 @@ class SweepLine:
     picked: float | None  # the rate that is picked, when it is on this line
 
 
-def sweep(caption: str, alt: str, lines: Sequence[SweepLine], quantity: str) -> Picture:
+def sweep(caption: str, alt: str, lines: Sequence[SweepLine], quantity: str) -> Plot:
     """Statistic against rate on a log axis; picked rates are ringed, diverged ones crosses."""
     rates = [rate for line in lines for rate, _ in line.points]
     spread = max(rates) / min(rates)
 
-    def paint(figure: Figure, look: Look) -> None:
+    def draw_on(figure: Figure, style: Style) -> None:
         axes = figure.subplots()
-        _ticks(axes, look.wide or spread < 20)
+        _ticks(axes, style.wide or spread < 20)
         for line in lines:
-            color = look.color(line.color)
+            color = style.color(line.color)
             known = [(rate, score) for rate, score in line.points if score is not None]
             axes.plot(
                 [rate for rate, _ in known],
@@ -56,7 +56,7 @@ def sweep(caption: str, alt: str, lines: Sequence[SweepLine], quantity: str) -> 
             axes.plot(lost, [0.97] * len(lost), "x", color=color, ms=8, mew=2, transform=top)
         axes.set_xlabel("peak matrix rate (log scale)")
         axes.set_ylabel(quantity)
-        columns = max(1, (100 if look.wide else 36) // (8 + max(len(line.name) for line in lines)))
+        columns = max(1, (100 if style.wide else 36) // (8 + max(len(line.name) for line in lines)))
         axes.legend(
             loc="lower left",
             bbox_to_anchor=(0, 1.02),
@@ -66,7 +66,7 @@ def sweep(caption: str, alt: str, lines: Sequence[SweepLine], quantity: str) -> 
             columnspacing=1.4,
         )
 
-    return picture(caption, alt, paint, (3.8, 3.2 + 0.22 * len(lines)))
+    return make_plot(caption, alt, draw_on, (3.8, 3.2 + 0.22 * len(lines)))
 
 
 def _ticks(axes: Axes, roomy: bool) -> None:

@@ -6,31 +6,14 @@ import dataclasses
 
 from gomuon.lab import formatting as w
 from gomuon.lab.experiments import optimizers
-from gomuon.lab.experiments.run_config import RunConfig
 from gomuon.lab.report.document import Block, Cell, Note, Section, Table
 from gomuon.lab.report.sweep_plot import SweepLine, sweep
 from gomuon.lab.report.terminal_sweep import statistic, verdict
-from gomuon.lab.results.campaigns import ArmView, Campaign
-from gomuon.lab.results.candidates import Candidate, Pick, candidate
+from gomuon.lab.results.campaigns import ArmRuns, Campaign
+from gomuon.lab.results.candidates import Pick
 
 
-def picks_of(campaign: Campaign) -> list[Pick]:
-    """Per method the candidates, scored again from what the runs recorded."""
-    found: dict[str, list[Candidate]] = {}
-    for arm in campaign.arms:
-        found.setdefault(arm.optimizer, []).append(_candidate(campaign, arm))
-    return [Pick(method, tuple(candidates)) for method, candidates in found.items()]
-
-
-def _candidate(campaign: Campaign, arm: ArmView) -> Candidate:
-    config = RunConfig(
-        campaign.task, arm.optimizer, arm.rate or 0.0, campaign.seeds[0], campaign.steps
-    )
-    momentum = arm.options.get("momentum")
-    return candidate(arm.name, config, momentum, list(arm.runs.values()), len(campaign.seeds))
-
-
-def field(campaign: Campaign, picks: list[Pick]) -> Campaign:
+def picked_race(campaign: Campaign, picks: list[Pick]) -> Campaign:
     """The race among the picked arms; all arms while nothing is picked yet."""
     chosen = [pick.best.arm for pick in picks if pick.best is not None]
     arms = [campaign.arm(name) for name in chosen]
@@ -43,7 +26,7 @@ def field(campaign: Campaign, picks: list[Pick]) -> Campaign:
     )
 
 
-def _color(picks: list[Pick], arm: ArmView) -> int:
+def _color(picks: list[Pick], arm: ArmRuns) -> int:
     """A colour per method, the same in the sweep's drawing and in the curves."""
     return [pick.method for pick in picks].index(arm.optimizer)
 

@@ -13,7 +13,7 @@ from rich.text import Text
 
 import gomuon
 from gomuon.lab.errors import unknown_name
-from gomuon.lab.experiments.optimizers import ENTRIES, VARIANTS, Entry, kebab
+from gomuon.lab.experiments.optimizers import ENTRIES, VARIANTS, OptimizerEntry, command_name
 from gomuon.recipes import RECIPES, Recipe
 
 # As in the paper's table of related work, with the rate and the origin beside.
@@ -44,7 +44,7 @@ def _wide(recipes: Iterable[Recipe]) -> RenderableType:
     for head, ratio in zip(AXES, (4, 7, 4, 5), strict=True):
         table.add_column(head, ratio=ratio)
     for recipe in recipes:
-        name = Text.assemble(recipe.name, "\n", (kebab(recipe.name), "dim not bold"))
+        name = Text.assemble(recipe.name, "\n", (command_name(recipe.name), "dim not bold"))
         rate = Text(f"{recipe.defaults['lr']:g}")
         table.add_row(name, rate, *(Text(value) for value in axes(recipe)))
     return table
@@ -53,7 +53,7 @@ def _wide(recipes: Iterable[Recipe]) -> RenderableType:
 def _narrow(recipes: Iterable[Recipe]) -> RenderableType:
     parts: list[RenderableType] = []
     for recipe in recipes:
-        parts += [_head(recipe, kebab(recipe.name)), _facts(recipe), Text()]
+        parts += [_head(recipe, command_name(recipe.name)), _facts(recipe), Text()]
     return Group(*parts)
 
 
@@ -72,13 +72,13 @@ def _facts(recipe: Recipe) -> Table:
     return table
 
 
-def find(name: str) -> tuple[str, Entry]:
+def find(name: str) -> tuple[str, OptimizerEntry]:
     """A method by the command line's name or by its class.
 
     Raises:
         LabError: there is none; the nearest is suggested.
     """
-    given = name if name in ENTRIES else kebab(name)
+    given = name if name in ENTRIES else command_name(name)
     if given not in ENTRIES:
         raise unknown_name("method", name, ENTRIES)
     return given, ENTRIES[given]
@@ -102,7 +102,7 @@ def print_method(name: str, console: Console) -> None:
         console.print(Text(f"  {line}" if line else ""), soft_wrap=True)
 
 
-def difference(entry: Entry) -> str:
+def difference(entry: OptimizerEntry) -> str:
     """What sets a variant apart, in words."""
     parts = [f"{name}={value!r}" for name, value in entry.options.items()]
     for pattern, side in entry.per_head.items():

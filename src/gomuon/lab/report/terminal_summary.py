@@ -9,12 +9,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gomuon.lab.experiments.loss_windows import window_name
 from gomuon.lab.experiments.plan import Arm, Plan
-from gomuon.lab.experiments.windows import window_name
+from gomuon.lab.formatting import ABSENT, duration
 from gomuon.lab.results.runs import Run
-from gomuon.lab.running.progress import clock
-
-ABSENT = "–"
 
 
 def print_summary(plan: Plan, runs: Sequence[Run], console: Console) -> None:
@@ -107,7 +105,7 @@ def print_plan(plan: Plan, costs: dict[str, float], jobs: int, console: Console)
         "windows": ", ".join(window_name(window) for window in plan.windows),
         "statistic": plan.statistic,
         "rule": plan.rule,
-        "estimate": f"{clock(costs['total'])} with {jobs} jobs of {plan.threads} threads",
+        "estimate": f"{duration(costs['total'])} with {jobs} jobs of {plan.threads} threads",
     }
     listing = Table.grid(padding=(0, 2))
     for name, fact in facts.items():

@@ -12,12 +12,13 @@ from pathlib import Path
 from gomuon.lab import formatting as w
 from gomuon.lab.experiments.selection import EXPERIMENT
 from gomuon.lab.files import write_atomically
-from gomuon.lab.input_checks import making_sense_of
+from gomuon.lab.input_checks import errors_naming
 from gomuon.lab.report import common_sections, grokking_sections, language_sections, sweep_sections
 from gomuon.lab.report.document import Document, Note, Section, Standing
 from gomuon.lab.report.html import render_page
 from gomuon.lab.report.markdown import render_markdown
-from gomuon.lab.results.campaigns import Campaign, gather
+from gomuon.lab.results.campaigns import Campaign, read_campaign
+from gomuon.lab.results.candidates import picks_of_campaign
 from gomuon.lab.results.grokking_outcomes import analyse as analyse_grokking
 from gomuon.lab.results.language_outcomes import analyse as analyse_language
 
@@ -32,8 +33,8 @@ def write_report(folder: str | Path) -> tuple[Path, Path]:
             or the folder cannot be written. No file is left half-written.
     """
     folder = Path(folder)
-    with making_sense_of(folder):
-        document = build_document(gather(folder))
+    with errors_naming(folder):
+        document = build_document(read_campaign(folder))
         texts = {MARKDOWN: render_markdown(document), PAGE: render_page(document)}
     for name, text in texts.items():
         write_atomically(folder / name, partial(_write, text))
@@ -56,8 +57,8 @@ def build_document(campaign: Campaign) -> Document:
 
 def _findings(campaign: Campaign) -> tuple[str, str, tuple[Standing, ...], list[Section]]:
     if campaign.experiment == EXPERIMENT:
-        picks = sweep_sections.picks_of(campaign)
-        race = dataclasses.replace(sweep_sections.field(campaign, picks), experiment="race")
+        picks = picks_of_campaign(campaign)
+        race = dataclasses.replace(sweep_sections.picked_race(campaign, picks), experiment="race")
         headline, evidence, standings, sections = _findings(race)
         if len(standings) > 1:
             evidence = f"{evidence} {sweep_sections.caution(campaign)}".strip()

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from gomuon.lab.errors import LabError
-from gomuon.lab.experiments.windows import Window, windows_for
+from gomuon.lab.experiments.loss_windows import LossWindow, windows_for
 from gomuon.lab.files import read_json
-from gomuon.lab.input_checks import UNFIT, is_file, is_folder
+from gomuon.lab.input_checks import BAD_VALUE_ERRORS, is_file, is_folder
 from gomuon.lab.results.pairing import require_pair
 from gomuon.lab.results.runs import MANIFEST, Run, load_run
 
@@ -25,7 +25,7 @@ SHARED = ("task", "steps", "label")
 
 
 @dataclass(frozen=True)
-class ArmView:
+class ArmRuns:
     """An arm of the plan with those of its runs that exist, by seed."""
 
     name: str
@@ -64,12 +64,12 @@ class Campaign:
     label: str
     steps: int
     seeds: tuple[int, ...]
-    windows: tuple[Window, ...]
+    windows: tuple[LossWindow, ...]
     statistic: str
     rule: str
     comparisons: tuple[tuple[str, str], ...]
     paper: dict[str, Any] | None
-    arms: tuple[ArmView, ...]
+    arms: tuple[ArmRuns, ...]
     tuning: tuple[Run, ...]  # runs on the tuning seed, one per rate of a grid
     # Arms stepped in turn, when the plan asks for it: mean seconds of a step, cycle by cycle.
     timing: dict[str, list[float]] | None
@@ -90,7 +90,7 @@ class Campaign:
         """Whether this is a race of one's own: then the ranking is the answer."""
         return self.paper is None
 
-    def arm(self, name: str) -> ArmView:
+    def arm(self, name: str) -> ArmRuns:
         return next(arm for arm in self.arms if arm.name == name)
 
     def printed(self, name: str) -> dict[str, Any]:
@@ -98,11 +98,11 @@ class Campaign:
         found = (self.paper or {}).get(name)
         return found if isinstance(found, dict) else {}
 
-    def members(self, group: str) -> list[ArmView]:
+    def members(self, group: str) -> list[ArmRuns]:
         return [arm for arm in self.arms if arm.group == group]
 
 
-def gather(folder: str | Path, load: Callable[[Path], Run] = load_run) -> Campaign:
+def read_campaign(folder: str | Path, load: Callable[[Path], Run] = load_run) -> Campaign:
     """Read the campaign or the single run in `folder`; `load` reads a run's own folder.
 
     Raises:
@@ -124,7 +124,7 @@ def _campaign(folder: Path, plan: dict[str, Any], load: Callable[[Path], Run]) -
         comparisons = tuple((str(a), str(b)) for a, b in plan["comparisons"])
         colors = _colors(plan["arms"], comparisons)
         arms = tuple(
-            ArmView(
+            ArmRuns(
                 name=_folder_name(str(arm["name"])),
                 title=str(arm["title"]),
                 optimizer=str(arm["optimizer"]),
@@ -143,7 +143,7 @@ def _campaign(folder: Path, plan: dict[str, Any], load: Callable[[Path], Run]) -
         tuning_seed = plan.get("tuning_seed")
     except KeyError as error:
         raise LabError(f"{path}: field {error.args[0]!r} is missing") from error
-    except UNFIT as error:
+    except BAD_VALUE_ERRORS as error:
         raise LabError(f"{path}: not a plan this gomuon reads ({error})") from error
     unknown = {name for pair in comparisons for name in pair} - {arm.name for arm in arms}
     if unknown:
@@ -202,7 +202,7 @@ def _timing(path: Path) -> dict[str, list[float]]:
         names = [str(name) for name in content["arms"]]
         values = [[float(x) for x in of_arm] for of_arm in content["seconds"]]
         seconds = dict(zip(names, values, strict=True))
-    except UNFIT as error:
+    except BAD_VALUE_ERRORS as error:
         raise LabError(f"{path}: not an interleaved timing ({error!r})") from error
     for name, taken in seconds.items():
         if not taken or not all(0 < x < math.inf for x in taken):
@@ -214,7 +214,7 @@ def _single(run: Run) -> Campaign:
     """One run as a campaign of one arm and one seed."""
     config = run.config
     title = config.arm or config.optimizer
-    arm = ArmView(
+    arm = ArmRuns(
         name=config.arm or config.optimizer,
         title=title,
         optimizer=config.optimizer,
@@ -245,7 +245,7 @@ def _single(run: Run) -> Campaign:
     )
 
 
-def _require_declared(run: Run, arm: ArmView, seed: int, settings: dict[str, Any]) -> None:
+def _require_declared(run: Run, arm: ArmRuns, seed: int, settings: dict[str, Any]) -> None:
     """A run filed under an arm must be that arm's run: copied or edited folders are refused."""
     expected = {"arm": arm.name, "seed": seed, "optimizer": arm.optimizer, **settings}
     expected["options"] = arm.options
@@ -274,7 +274,7 @@ def _require_pairs(campaign: Campaign) -> None:
                 require_pair(runs[0], run)
 
 
-def _of_seed(arms: Sequence[ArmView], seed: int) -> list[Run]:
+def _of_seed(arms: Sequence[ArmRuns], seed: int) -> list[Run]:
     return [arm.runs[seed] for arm in arms if seed in arm.runs]
 
 
@@ -293,7 +293,7 @@ def _folder_name(name: str) -> str:
     return name
 
 
-def _window(name: str) -> Window:
+def _window(name: str) -> LossWindow:
     first, last = (int(part) for part in name.split("-"))
     if not 1 <= first <= last:
         raise ValueError(f"window {name!r} is empty")

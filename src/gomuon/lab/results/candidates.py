@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gomuon.lab.experiments import optimizers
+from gomuon.lab.experiments.loss_windows import window_name
 from gomuon.lab.experiments.plan import Plan
-from gomuon.lab.experiments.run_config import RunConfig
 from gomuon.lab.experiments.selection import EXPERIMENT, FILE, FORMAT
-from gomuon.lab.experiments.windows import window_name, windows_for
 from gomuon.lab.files import write_json
+from gomuon.lab.results.campaigns import Campaign
 from gomuon.lab.results.runs import Run
-from gomuon.lab.results.statistics import grokking_result, language_result
+from gomuon.lab.results.statistics import run_result
 
 
 @dataclass(frozen=True)
@@ -87,41 +87,78 @@ class Pick:
         )
 
 
-def candidate(
-    arm: str, config: RunConfig, momentum: float | None, runs: Sequence[Run], seeds: int
+def score_candidate(
+    arm: str,
+    method: str,
+    rate: float,
+    momentum: float | None,
+    runs: Sequence[Run],
+    *,
+    task: str,
+    steps: int,
+    seeds: int,
 ) -> Candidate:
-    """Score an arm by what its runs recorded."""
+    """Score an arm from the metrics of its runs; `seeds` is how many runs it needs."""
     known = [run for run in runs if run.result is not None]
     if len(known) < seeds:
-        return Candidate(arm, config.optimizer, config.lr, momentum, finished=False)
-    if config.task == "grokking":
-        results = [grokking_result(run.metrics) for run in known]
+        return Candidate(arm, method, rate, momentum, finished=False)
+    results = [run_result(task, steps, run.metrics) for run in known]
+    if task == "grokking":
         # A run that never groks counts as one update more than it made.
-        steps = [r["grok_step"] or config.steps + 1 for r in results]
-        scores: list[float | None] = [float(step) for step in steps]
+        scores: list[float | None] = [float(r["grok_step"] or steps + 1) for r in results]
         accuracy: float | None = _mean([r["final_test_accuracy"] or 0.0 for r in results])
     else:
-        windows = windows_for(config.steps)
-        scores = [language_result(run.metrics, windows)["geometric_mean"] for run in known]
+        scores = [result["geometric_mean"] for result in results]
         accuracy = None
     finite = [score for score in scores if score is not None and math.isfinite(score)]
     diverged = any("diverged_at" in (run.result or {}) for run in known)
     score = None if diverged or len(finite) < len(scores) else _mean(finite)
-    return Candidate(arm, config.optimizer, config.lr, momentum, score, accuracy)
+    return Candidate(arm, method, rate, momentum, score, accuracy)
 
 
 def picks_of(plan: Plan, runs: Sequence[Run]) -> list[Pick]:
-    """Per method of a sweep, in the plan's order, its scored candidates."""
-    found: dict[str, list[Candidate]] = {}
+    """The scored candidates of each method of a sweep, in the plan's order."""
+    found = []
     for arm in plan.arms:
         if arm.lr is None:
             raise ValueError(f"arm {arm.name!r} of a sweep has no rate")
-        own = [run for run in runs if run.config.arm == arm.name]
-        config = plan.config(arm, plan.seeds[0], arm.lr)
-        found.setdefault(arm.optimizer, []).append(
-            candidate(arm.name, config, arm.options.get("momentum"), own, len(plan.seeds))
+        found.append(
+            score_candidate(
+                arm.name,
+                arm.optimizer,
+                arm.lr,
+                arm.options.get("momentum"),
+                [run for run in runs if run.config.arm == arm.name],
+                task=plan.task,
+                steps=plan.steps,
+                seeds=len(plan.seeds),
+            )
         )
-    return [Pick(method, tuple(candidates)) for method, candidates in found.items()]
+    return group_by_method(found)
+
+
+def picks_of_campaign(campaign: Campaign) -> list[Pick]:
+    """The same for a sweep that was read back from its folder."""
+    return group_by_method(
+        score_candidate(
+            arm.name,
+            arm.optimizer,
+            arm.rate or 0.0,
+            arm.options.get("momentum"),
+            list(arm.runs.values()),
+            task=campaign.task,
+            steps=campaign.steps,
+            seeds=len(campaign.seeds),
+        )
+        for arm in campaign.arms
+    )
+
+
+def group_by_method(candidates: Iterable[Candidate]) -> list[Pick]:
+    found: dict[str, list[Candidate]] = {}
+    for candidate in candidates:
+        found.setdefault(candidate.method, []).append(candidate)
+    return [Pick(method, tuple(tried)) for method, tried in found.items()]
 
 
 def write_selection(folder: Path, plan: Plan, picks: Sequence[Pick]) -> Path:

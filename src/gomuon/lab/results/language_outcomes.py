@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from gomuon.lab import formatting as w
 from gomuon.lab.errors import LabError
-from gomuon.lab.experiments.windows import PAPER_WINDOWS, window_name
-from gomuon.lab.results.campaigns import ArmView, Campaign
+from gomuon.lab.experiments.loss_windows import PAPER_WINDOWS, window_name
+from gomuon.lab.results.campaigns import ArmRuns, Campaign
 from gomuon.lab.results.runs import METRICS, Run
 from gomuon.lab.results.statistics import language_result, paired
 
@@ -45,7 +45,7 @@ class LanguageOutcomes:
     deciding: Measure
     outcomes: dict[str, dict[int, dict[str, float]]]
 
-    def mean(self, arm: ArmView, measure: Measure) -> float | None:
+    def mean(self, arm: ArmRuns, measure: Measure) -> float | None:
         """The mean over the seeds that every arm with results has finished."""
         seeds = self.common_seeds()
         values = [self.outcomes[arm.name].get(seed, {}).get(measure.key) for seed in seeds]
@@ -57,17 +57,17 @@ class LanguageOutcomes:
         sets = [set(seeds) for seeds in self.outcomes.values() if seeds]
         return sorted(set.intersection(*sets)) if sets else []
 
-    def ranked(self) -> list[tuple[ArmView, float]]:
+    def ranked(self) -> list[tuple[ArmRuns, float]]:
         scored = [(arm, self.mean(arm, self.deciding)) for arm in self.campaign.arms]
         known = [(arm, value) for arm, value in scored if value is not None]
         return sorted(known, key=lambda pair: (math.isnan(pair[1]), pair[1]))
 
-    def comparisons(self) -> list[tuple[ArmView, ArmView]]:
+    def comparisons(self) -> list[tuple[ArmRuns, ArmRuns]]:
         """The declared pairs of control and candidate."""
         arm = self.campaign.arm
         return [(arm(first), arm(second)) for first, second in self.campaign.comparisons]
 
-    def rivals(self) -> list[tuple[ArmView, ArmView]]:
+    def headline_pairs(self) -> list[tuple[ArmRuns, ArmRuns]]:
         """The pairs the headline is about: in a race the winner and the runner-up."""
         ranking = [arm for arm, _ in self.ranked()]
         return (
@@ -76,7 +76,7 @@ class LanguageOutcomes:
             else self.comparisons()
         )
 
-    def paired(self, control: ArmView, candidate: ArmView, measure: Measure) -> PairedSeeds | None:
+    def paired(self, control: ArmRuns, candidate: ArmRuns, measure: Measure) -> PairedSeeds | None:
         first, second = self.outcomes[control.name], self.outcomes[candidate.name]
         seeds = [seed for seed in self.campaign.seeds if seed in first and seed in second]
         if not seeds:

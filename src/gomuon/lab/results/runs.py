@@ -16,7 +16,7 @@ from typing import Any
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments.run_config import RunConfig
 from gomuon.lab.files import read_json, read_json_lines
-from gomuon.lab.input_checks import UNFIT, is_file
+from gomuon.lab.input_checks import BAD_VALUE_ERRORS, is_file
 
 FORMAT = 1
 MANIFEST, METRICS, TIMING = "manifest.json", "metrics.jsonl", "timing.jsonl"
@@ -49,7 +49,7 @@ class Resumption:
             if not isinstance(commit, str | None):
                 raise TypeError("the commit is no text")
             return cls(step, commit, dict(entry["versions"]), dict(entry["machine"]))
-        except UNFIT as error:
+        except BAD_VALUE_ERRORS as error:
             raise LabError(
                 f"{where}: {entry!r} under {RESUMED!r} is not step, commit, versions and machine"
             ) from error

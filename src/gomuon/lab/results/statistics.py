@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gomuon.lab.experiments.windows import Window, window_name
+from gomuon.lab.experiments.loss_windows import LossWindow, window_name, windows_for
 
 GROK_THRESHOLD = 0.99
 GROK_EVALUATIONS = 5
 
 
-def window_means(losses: Sequence[float], windows: Sequence[Window]) -> dict[str, float]:
+def window_means(losses: Sequence[float], windows: Sequence[LossWindow]) -> dict[str, float]:
     """Mean loss over each window; ``losses[0]`` belongs to update 1."""
     means = {}
     for first, last in windows:
@@ -159,7 +159,7 @@ def retention_failures(
 
 
 def language_result(
-    metrics: Sequence[Mapping[str, Any]], windows: Sequence[Window]
+    metrics: Sequence[Mapping[str, Any]], windows: Sequence[LossWindow]
 ) -> dict[str, Any]:
     """The outcome of a language-model run: window means and their geometric mean.
 
@@ -194,3 +194,10 @@ def grokking_result(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "final_test_accuracy": test[-1][1] if test else None,
         "final_loss": float(metrics[-1]["loss"]) if metrics else None,
     }
+
+
+def run_result(task: str, steps: int, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The outcome of a finished run of ``steps`` updates on a task."""
+    if task == "grokking":
+        return grokking_result(metrics)
+    return language_result(metrics, windows_for(steps))

@@ -20,10 +20,10 @@ from gomuon.lab.files import (
     remove_leftovers,
     write_json,
 )
-from gomuon.lab.input_checks import is_file, making_sense_of, require_whole
+from gomuon.lab.input_checks import errors_naming, is_file, require_whole
 from gomuon.lab.results.runs import Run, is_finished, load_run
-from gomuon.lab.running.timing import interleaved
-from gomuon.lab.running.workers import Watcher, run_all
+from gomuon.lab.running.timing import time_interleaved
+from gomuon.lab.running.workers import RunObserver, run_all
 
 PLAN, RUNS, SELECTION, TIMING = "plan.json", "runs", "selection.json", "timing.json"
 WRITTEN = (PLAN, RUNS, SELECTION, TIMING, "report.md", "report.html")
@@ -36,7 +36,7 @@ def run_campaign(
     folder: str | Path,
     *,
     jobs: int = 1,
-    watcher: Watcher,
+    observer: RunObserver,
     data_dir: str | Path | None = None,
     method: str | None = None,
 ) -> list[Run]:
@@ -46,7 +46,7 @@ def run_campaign(
         plan: what to run; a folder that declares another plan is refused.
         folder: the campaign folder.
         jobs: runs at a time; the result does not depend on it.
-        watcher: hears of every run's progress.
+        observer: hears of every run's progress.
         data_dir: where the corpora are.
         method: how processes start; by default a fork server.
 
@@ -67,23 +67,28 @@ def run_campaign(
             for config in configs:
                 refuse_links(folder / RUNS / run_name(config))
                 if is_finished(folder / RUNS / run_name(config)):
-                    watcher.skip(config)
+                    observer.skip(config)
                 else:
                     pending.append(config)
             run_all(
-                pending, folder / RUNS, jobs=jobs, watcher=watcher, data_dir=data_dir, method=method
+                pending,
+                folder / RUNS,
+                jobs=jobs,
+                observer=observer,
+                data_dir=data_dir,
+                method=method,
             )
 
         tuning = plan.tuning_configs()
         carry_out(tuning)
-        with making_sense_of(folder):
+        with errors_naming(folder):
             rates = select_rates(plan, folder)
         main = plan.main_configs(rates)
         carry_out(main)
-        with making_sense_of(folder):
+        with errors_naming(folder):
             runs = [load_run(folder / RUNS / run_name(config)) for config in (*tuning, *main)]
             record_selection(plan, folder, rates, runs)
-        measure_timing(plan, folder, data_dir, watcher.note)
+        measure_timing(plan, folder, data_dir, observer.note)
         return runs
 
 
@@ -202,7 +207,7 @@ def measure_timing(
         for name in plan.timing
     ]
     cycles = TIMING_CYCLES[plan.label] if len(configs) == 2 else FEWER_CYCLES[plan.label]
-    found = interleaved(configs, cycles=cycles, data_dir=data_dir, say=say)
+    found = time_interleaved(configs, cycles=cycles, data_dir=data_dir, say=say)
     if found["arms"]:
         write_json(folder / TIMING, found)
 

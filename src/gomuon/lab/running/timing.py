@@ -22,7 +22,7 @@ UNIT = "whole step (forward, backward, optimizer)"
 LONGEST = 40
 
 
-def interleaved(
+def time_interleaved(
     configs: Sequence[RunConfig],
     *,
     cycles: int,
@@ -113,7 +113,7 @@ def seconds_per_update(
     return math.fsum(counted) / len(counted)
 
 
-def estimate(plan: Plan, jobs: int, data_dir: str | Path | None = None) -> dict[str, float]:
+def estimate_seconds(plan: Plan, jobs: int, data_dir: str | Path | None = None) -> dict[str, float]:
     """Seconds per update of every arm, measured, and under "total" the campaign's seconds.
 
     Arms that differ only in their rate cost the same and are measured once.

@@ -29,7 +29,7 @@ from gomuon.lab.files import (
     remove_leftovers,
     write_json,
 )
-from gomuon.lab.input_checks import UNFIT
+from gomuon.lab.input_checks import BAD_VALUE_ERRORS
 from gomuon.lab.results import pairing
 from gomuon.lab.results.runs import (
     CHECKPOINT,
@@ -45,11 +45,12 @@ from gomuon.lab.results.runs import (
     read_manifest,
     resumptions,
 )
+from gomuon.lab.results.statistics import run_result
 from gomuon.lab.running import checkpoint
 
 
 @dataclass(frozen=True)
-class Progress:
+class UpdateReport:
     """What a run reports after an update."""
 
     step: int
@@ -134,7 +135,7 @@ def train(
     folder: str | Path,
     *,
     data_dir: str | Path | None = None,
-    report: Callable[[Progress], None] = lambda progress: None,
+    report: Callable[[UpdateReport], None] = lambda progress: None,
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda text: None,
 ) -> bool:
@@ -180,7 +181,7 @@ def _continue(
     step: int,
     metrics: Journal,
     timing: Journal,
-    report: Callable[[Progress], None],
+    report: Callable[[UpdateReport], None],
     stop: Callable[[], bool],
 ) -> bool:
     def save() -> None:
@@ -210,11 +211,11 @@ def _continue(
         timing.append({"step": step, "seconds": round(seconds, 6)})
         if step % config.checkpoint_every == 0 or step == config.steps:
             save()
-        report(Progress(step, seconds, line))
+        report(UpdateReport(step, seconds, line))
     lines = read_json_lines(folder / METRICS, whole=True)
     try:
-        result = {"steps": step, **session.task.result(lines)}
-    except UNFIT as error:
+        result = {"steps": step, **run_result(config.task, config.steps, lines)}
+    except BAD_VALUE_ERRORS as error:
         raise LabError(
             f"{folder / METRICS}: a line lacks its numbers ({type(error).__name__}: {error}); "
             "delete this run's folder and run the campaign again to repeat it"

@@ -15,10 +15,10 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Protocol
 
-from gomuon.lab.errors import LabError
+from gomuon.lab.errors import Crashed, Interrupted, LabError
 from gomuon.lab.experiments.plan import run_name
 from gomuon.lab.experiments.run_config import RunConfig
-from gomuon.lab.running.training import Progress, train
+from gomuon.lab.running.training import UpdateReport, train
 
 # Torch imports its compiler when the first optimizer is made, which takes longer than a small run;
 # the fork server imports it once for all of them.
@@ -26,22 +26,14 @@ PRELOAD = ["gomuon.lab.running.training", "torch._dynamo"]
 REPORT_INTERVAL = 0.1  # seconds between two messages of a worker
 
 
-class Watcher(Protocol):
+class RunObserver(Protocol):
     """Whoever wants to hear how the runs get on."""
 
     def skip(self, config: RunConfig) -> None: ...
     def begin(self, config: RunConfig) -> None: ...
-    def update(self, config: RunConfig, progress: Progress) -> None: ...
+    def update(self, config: RunConfig, progress: UpdateReport) -> None: ...
     def finish(self, config: RunConfig) -> None: ...
     def note(self, text: str) -> None: ...
-
-
-class Interrupted(Exception):
-    """The user stopped it; a message says what is kept where that is not everything."""
-
-
-class Crashed(Exception):
-    """A run failed in a way that is no user's fault; the message carries its traceback."""
 
 
 @dataclass
@@ -61,7 +53,7 @@ def run_all(
     root: Path,
     *,
     jobs: int,
-    watcher: Watcher,
+    observer: RunObserver,
     data_dir: str | Path | None = None,
     method: str | None = None,
 ) -> None:
@@ -81,10 +73,10 @@ def run_all(
         while waiting or active:
             while waiting and len(active) < jobs:
                 active.append(_start(context, waiting.popleft(), root, data_dir))
-                watcher.begin(active[-1].config)
+                observer.begin(active[-1].config)
             wait([worker.connection for worker in active], timeout=0.5)
             for worker in list(active):
-                if _listen(worker, watcher):
+                if _listen(worker, observer):
                     active.remove(worker)
     except KeyboardInterrupt:
         _stop(active)
@@ -105,19 +97,19 @@ def _start(context: Any, config: RunConfig, root: Path, data_dir: str | Path | N
     return _Worker(config, process, here)
 
 
-def _listen(worker: _Worker, watcher: Watcher) -> bool:
+def _listen(worker: _Worker, observer: RunObserver) -> bool:
     """Take in a worker's messages; True once its run is finished."""
     name = run_name(worker.config)
     try:
         while worker.connection.poll():
             kind, content = worker.connection.recv()
             if kind == "progress":
-                watcher.update(worker.config, content)
+                observer.update(worker.config, content)
             elif kind == "note":
-                watcher.note(content)
+                observer.note(content)
             elif kind == "finished":
                 worker.process.join()
-                watcher.finish(worker.config)
+                observer.finish(worker.config)
                 return True
             elif kind == "refused":
                 raise LabError(content)
@@ -175,13 +167,15 @@ def _work(
             os._exit(1)  # killed: its successor takes over from the last checkpoint
         return connection.poll()
 
-    def report(progress: Progress) -> None:
+    def report(progress: UpdateReport) -> None:
         nonlocal reported
         latest.update(progress.metrics)
         now = time.monotonic()
         if now - reported >= REPORT_INTERVAL or progress.step == config.steps:
             reported = now
-            connection.send(("progress", Progress(progress.step, progress.seconds, dict(latest))))
+            connection.send(
+                ("progress", UpdateReport(progress.step, progress.seconds, dict(latest)))
+            )
 
     def say(text: str) -> None:
         connection.send(("note", text))

@@ -20,7 +20,7 @@ from gomuon.costs import (
 )
 from gomuon.footprint import adamw_bytes, unit_elements
 from gomuon.inventory import Inventory, inventory
-from gomuon.lab.costs.planned_model import DTYPES, Subject
+from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers
 from gomuon.operations import flops
@@ -29,7 +29,7 @@ from gomuon.traffic import Mesh, held_elements, replicated_bytes, step_bytes
 
 
 @dataclass(frozen=True)
-class Ranks:
+class RankLayout:
     """How the work is spread: the mesh, and whether every rank does all of it."""
 
     mesh: Mesh
@@ -49,7 +49,7 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class CostEstimate:
     """One method's figures, per rank unless said otherwise; None where there is no such step.
 
     A reuse step renews nothing, a refresh step everything. Muon has only the first kind, and a
@@ -82,11 +82,13 @@ class Forecast:
     owned: tuple[tuple[Unit, int], ...]
 
 
-def forecast(name: str, subject: Subject, ranks: Ranks, changes: dict[str, Any]) -> Forecast:
+def estimate_cost(
+    name: str, planned: PlannedModel, ranks: RankLayout, changes: dict[str, Any]
+) -> CostEstimate:
     """The figures of the method `name`; `changes` are settings for methods that have them."""
     entry = optimizers.find(name)
     if entry is None:
-        return _elementwise(name, subject, ranks)
+        return _elementwise(name, planned, ranks)
     method = entry.recipe.name
     if method not in METHODS:
         known = [known for known, e in optimizers.ENTRIES.items() if e.recipe.name in METHODS]
@@ -96,7 +98,7 @@ def forecast(name: str, subject: Subject, ranks: Ranks, changes: dict[str, Any])
         )
     settings = {**entry.recipe.defaults, **entry.options}
     settings.update({key: value for key, value in changes.items() if key in settings})
-    found = _inventory(entry, subject, settings)
+    found = _inventory(entry, planned, settings)
     shapes = [(layer.blocks, layer.m, layer.n) for layer in found.layers]
     names = [layer.name for layer in found.layers]
     chosen = owners_of(
@@ -117,7 +119,7 @@ def forecast(name: str, subject: Subject, ranks: Ranks, changes: dict[str, Any])
     always = [float(flops(step_work(unit, method, settings))) for unit in units]
     grams = [float(flops(statistics_work(unit, method, settings))) for unit in units]
     maps = [float(flops(map_work(unit, method, settings))) for unit in units]
-    moments = sum(flops(moment_work(unit, method, settings, subject.passes)) for unit in readers)
+    moments = sum(flops(moment_work(unit, method, settings, planned.passes)) for unit in readers)
     amortised = [
         step + gram / statistics_clock + renewed / clock
         for step, gram, renewed in zip(always, grams, maps, strict=True)
@@ -138,7 +140,7 @@ def forecast(name: str, subject: Subject, ranks: Ranks, changes: dict[str, Any])
     renews = METHODS[method].map_of is not None
     reuses = clock > 1 or not renews
 
-    narrow, wide = _sizes(subject.model)
+    narrow, wide = _sizes(planned.model)
 
     def sent(refresh: bool) -> Spread:
         moves = METHODS[method].captures and refresh
@@ -151,9 +153,9 @@ def forecast(name: str, subject: Subject, ranks: Ranks, changes: dict[str, Any])
             step_bytes(owned, owners, ranks.mesh, refresh=moves, coupled=coupled, **sizes)
         )
 
-    state = _state(units, owners, method, settings, found, subject, ranks)
+    state = _state(units, owners, method, settings, found, planned, ranks)
     carried = over_ranks(amortised)
-    return Forecast(
+    return CostEstimate(
         method=name,
         refresh_every=clock if renews else None,
         state=Spread.of(state),
@@ -168,20 +170,24 @@ def forecast(name: str, subject: Subject, ranks: Ranks, changes: dict[str, Any])
     )
 
 
-def _elementwise(name: str, subject: Subject, ranks: Ranks) -> Forecast:
+def _elementwise(name: str, planned: PlannedModel, ranks: RankLayout) -> CostEstimate:
     """AdamW for the whole model: state, and nothing this plan counts besides."""
-    every = [_as_rows(parameter) for parameter in subject.model.parameters()]
-    (_, size), nothing = _sizes(subject.model), Spread(0.0, 0.0)
+    every = [_as_rows(parameter) for parameter in planned.model.parameters()]
+    (_, size), nothing = _sizes(planned.model), Spread(0.0, 0.0)
     state = [float(x) for x in _adamw(every, size, ranks.mesh)]
-    return Forecast(name, None, Spread.of(state), 0, nothing, None, nothing, nothing, None, 1.0, ())
+    return CostEstimate(
+        name, None, Spread.of(state), 0, nothing, None, nothing, nothing, None, 1.0, ()
+    )
 
 
-def _inventory(entry: optimizers.Entry, subject: Subject, settings: dict[str, Any]) -> Inventory:
+def _inventory(
+    entry: optimizers.OptimizerEntry, planned: PlannedModel, settings: dict[str, Any]
+) -> Inventory:
     try:
-        specs = optimizers.head_specs(entry.per_head, subject.model) if entry.per_head else None
-        return inventory(subject.model, entry.recipe, settings, subject.readings, specs=specs)
+        specs = optimizers.head_specs(entry.per_head, planned.model) if entry.per_head else None
+        return inventory(planned.model, entry.recipe, settings, planned.readings, specs=specs)
     except ValueError as error:
-        raise LabError(f"{subject.name!r} cannot be planned for: {error}") from error
+        raise LabError(f"{planned.name!r} cannot be planned for: {error}") from error
 
 
 def _apart(
@@ -217,11 +223,11 @@ def _state(
     method: str,
     settings: dict[str, Any],
     found: Inventory,
-    subject: Subject,
-    ranks: Ranks,
+    planned: PlannedModel,
+    ranks: RankLayout,
 ) -> list[float]:
     """Bytes on every rank: matrices with their owners, AdamW's moments where the rows lie."""
-    _, size = _sizes(subject.model)
+    _, size = _sizes(planned.model)
     kept = [float(size * unit_elements(unit, method, settings)) for unit in units]
     whole = [sum(kept)] * ranks.mesh.ranks
     held = whole if ranks.replicate else loads(kept, owners, ranks.mesh.ranks)

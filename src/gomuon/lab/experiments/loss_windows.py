@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-Window = tuple[int, int]
+LossWindow = tuple[int, int]
 PAPER_STEPS = 1000
 # Updates are counted from 1 and both ends belong to the window, as in the paper's tables.
-PAPER_WINDOWS: tuple[Window, ...] = ((201, 300), (501, 600), (901, 1000))
+PAPER_WINDOWS: tuple[LossWindow, ...] = ((201, 300), (501, 600), (901, 1000))
 
 
-def windows_for(steps: int, windows: Sequence[Window] = PAPER_WINDOWS) -> tuple[Window, ...]:
+def windows_for(
+    steps: int, windows: Sequence[LossWindow] = PAPER_WINDOWS
+) -> tuple[LossWindow, ...]:
     """The paper's windows, shrunk or stretched to a run of another length.
 
     A window always keeps at least one update, so a run of any length has all of them.
@@ -22,5 +24,5 @@ def windows_for(steps: int, windows: Sequence[Window] = PAPER_WINDOWS) -> tuple[
     return tuple(scaled)
 
 
-def window_name(window: Window) -> str:
+def window_name(window: LossWindow) -> str:
     return f"{window[0]}-{window[1]}"
