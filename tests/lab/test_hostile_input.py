@@ -12,17 +12,19 @@ from typing import Any
 
 import pytest
 
-from gomuon.lab import cli, machine, tasks
+from gomuon.lab import cli, machine
 from gomuon.lab.errors import LabError
-from gomuon.lab.report import write_report
-from gomuon.lab.runs import MANIFEST, RunConfig, load_run
-from gomuon.lab.selection import read_selection
-from gomuon.lab.storage import read_json, read_json_lines, write_json
-from gomuon.lab.training import train
-from tests.lab.made_bench import made_result
-from tests.lab.made_campaigns import race, write_campaign
-from tests.lab.made_runs import addition
-from tests.lab.reading import edit_json
+from gomuon.lab.experiments import tasks
+from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.experiments.selection import read_selection
+from gomuon.lab.files import read_json, read_json_lines, write_json
+from gomuon.lab.report.writing import write_report
+from gomuon.lab.results.runs import MANIFEST, load_run
+from gomuon.lab.running.training import train
+from tests.lab.helpers.made_bench import made_result
+from tests.lab.helpers.made_campaigns import race, write_campaign
+from tests.lab.helpers.reports import edit_json
+from tests.lab.helpers.tiny_runs import addition
 from tests.lab.test_cli import TINY, refused
 
 RED = "\x1b[31mred\x1b[0m"

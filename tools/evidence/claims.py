@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gomuon.functional import theory
-from gomuon.lab import paper_figures as paper
-from gomuon.lab import wording as w
-from gomuon.lab.experiments import EXPERIMENTS
+from gomuon.lab import formatting as w
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
 from tools.evidence.markdown_tables import code
+from tools.evidence.paper_lookup import figures_of
 from tools.evidence.studies import TRAJECTORY, Evidence, Study
 from tools.evidence.verdicts import (
     CLOSE,
@@ -98,7 +98,7 @@ def sparse_figures() -> tuple[bool, str]:
 
 
 def _groks_words(modulus: int) -> str:
-    muon, go = (paper.GROKKING.grokking[name]["grok_step"] for name in SELECTED[modulus])
+    muon, go = (figures_of("grokking").grokking[name]["grok_step"] for name in SELECTED[modulus])
     return (
         f"Modular addition, p = {modulus}: sustained 99 % at update {go:,}, against {muon:,} "
         "with Muon."
@@ -152,14 +152,14 @@ ABSTRACT: tuple[Claim, ...] = (
     ),
     Claim(
         "Penn Treebank: Go-MUON lowers the geometric mean of three windows by "
-        f"{paper.PTB.gains[TRAJECTORY]:.2f} % over three paired seeds.",
+        f"{figures_of('ptb').gains[TRAJECTORY]:.2f} % over three paired seeds.",
         "ptb",
         TRAJECTORY_RULE.format(what="on every pair"),
         lower_trajectory("ptb", "muon", "go-muon", every_window=False),
     ),
     Claim(
-        f"Tiny Shakespeare: by {paper.SHAKESPEARE.gains[TRAJECTORY]:.2f} % against the registered "
-        "Muon control, of which ours is an interpretation.",
+        f"Tiny Shakespeare: by {figures_of('shakespeare').gains[TRAJECTORY]:.2f} % against the "
+        "registered Muon control, of which ours is an interpretation.",
         "shakespeare",
         TRAJECTORY_RULE.format(what="on every seed and window"),
         lower_trajectory("shakespeare", "muon-qk", "go-muon", every_window=True),
@@ -196,7 +196,8 @@ ABSTRACT: tuple[Claim, ...] = (
 FURTHER: tuple[Claim, ...] = (
     Claim(
         "Penn Treebank: matched map-back is lower than the halfspace baseline, of which ours is an "
-        f"interpretation, in 201–300 by {paper.MAPBACK.gains['201-300']:.2f} % on all four pairs.",
+        f"interpretation, in 201–300 by {figures_of('mapback').gains['201-300']:.2f} % on all four "
+        "pairs.",
         "mapback",
         WINDOW_RULE,
         lower_window("mapback", "halfspace", "go-muon", "201-300"),
@@ -209,7 +210,7 @@ FURTHER: tuple[Claim, ...] = (
     ),
     Claim(
         f"Tiny Shakespeare, tuning seed {EXPERIMENTS['shakespeare'].tuning_seed}: by "
-        f"{paper.SHAKESPEARE.gains['tuning seed, geometric mean']:.2f} %.",
+        f"{figures_of('shakespeare').gains['tuning seed, geometric mean']:.2f} %.",
         "shakespeare",
         f"reproduced if lower and both means are within {100 * CLOSE:g} % of the paper's; "
         "qualified if lower",

@@ -10,10 +10,10 @@ from typing import Any
 
 from gomuon.lab import machine
 from gomuon.lab.errors import LabError
-from gomuon.lab.gather import PLAN, TIMING, Campaign, gather
-from gomuon.lab.runs import MANIFEST, RESULT, RESUMED, Run
-from gomuon.lab.selection import FILE as SELECTION
-from gomuon.lab.storage import cannot_write, make_folder, read_json, write_json
+from gomuon.lab.experiments.selection import FILE as SELECTION
+from gomuon.lab.files import cannot_write, make_folder, read_json, write_json
+from gomuon.lab.results.campaigns import PLAN, TIMING, Campaign, read_campaign
+from gomuon.lab.results.runs import MANIFEST, RESULT, RESUMED, Run
 from tools.evidence import campaign_list
 from tools.evidence.results_folder import read_study
 from tools.evidence.studies import Study
@@ -43,7 +43,7 @@ def collect(folder: Path, results: Path, name: str = "") -> Study:
     """
     name = name or folder.resolve().name
     campaign_list.find(name)
-    campaign = gather(folder)
+    campaign = read_campaign(folder)
     if not (folder / PLAN).is_file():
         raise LabError(f"{folder} is a single run, not a campaign: it has no {PLAN}")
     if campaign.foreign:

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from gomuon.lab import storage
+from gomuon.lab import files
 from gomuon.lab.errors import LabError
 from gomuon.lab.flags import refuse_empty
-from gomuon.lab.foreign import is_folder, making_sense_of
+from gomuon.lab.input_checks import errors_naming, is_folder
 from gomuon.lab.terminal import escaped, one_line
 from tools.evidence.collect import collect
 from tools.evidence.page import markdown
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def collect_campaign(folder: Path, results: Path, name: str) -> None:
     """Copy a campaign into ``results`` and print how much was copied."""
-    with making_sense_of(folder):
+    with errors_naming(folder):
         study = collect(folder, results, name)
     place = results / study.name
     size = sum(path.stat().st_size for path in place.rglob("*") if path.is_file())
@@ -76,14 +76,14 @@ def write_page(results: Path, out: Path) -> None:
     """Write the page and its pictures, and print their paths."""
     if not is_folder(results):
         raise LabError(f"{results} does not exist; {PROGRAM} --collect CAMPAIGN fills it")
-    with making_sense_of(results):
+    with errors_naming(results):
         evidence = read_evidence(results)
-        storage.make_folder(out)
-        storage.refuse_links(out / PICTURES)
+        files.make_folder(out)
+        files.refuse_links(out / PICTURES)
         # Imported late: matplotlib takes a while, and collecting does not need it.
         drawing = importlib.import_module("tools.evidence.picture_drawing")
         drawn = drawing.write_pictures(evidence, out / PICTURES)
         text = markdown(evidence, drawn, PICTURES)
-    storage.write_atomically(out / PAGE, lambda part: part.write_text(text, encoding="utf-8"))
+    files.write_atomically(out / PAGE, lambda part: part.write_text(text, encoding="utf-8"))
     for path in (out / PAGE, *(out / PICTURES / name for name in drawn)):
         print(escaped(str(path)))

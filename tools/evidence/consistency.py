@@ -12,16 +12,15 @@ from pathlib import Path
 from typing import Any
 
 from gomuon.lab.errors import LabError
-from gomuon.lab.gather import PLAN
-from gomuon.lab.runs import MANIFEST, RESULT, Run
-from gomuon.lab.statistics import (
+from gomuon.lab.experiments.loss_windows import window_name, windows_for
+from gomuon.lab.results.campaigns import PLAN
+from gomuon.lab.results.runs import MANIFEST, RESULT, Run
+from gomuon.lab.results.statistics import (
     GROK_THRESHOLD,
     first_reaching,
     geometric_mean,
     grok_step,
     retention_failures,
-    window_name,
-    windows_for,
 )
 from tools.evidence.studies import Study, score
 from tools.evidence.thinned_curve import CURVE, Curve

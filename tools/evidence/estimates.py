@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gomuon.lab.statistics import Paired, paired, student_t_quantile
+from gomuon.lab.results.statistics import Paired, paired, student_t_quantile
 
 CONFIDENCE = 0.95
 

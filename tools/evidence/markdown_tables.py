@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from gomuon.lab import wording as w
-from gomuon.lab.document import visible
-from gomuon.lab.markdown import escape
+from gomuon.lab import formatting as w
+from gomuon.lab.report.document import visible
+from gomuon.lab.report.markdown import escape
 
 NOT_RUN = "not run yet"
 DIVERGED = "diverged"

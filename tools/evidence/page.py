@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import get_args
 
-from gomuon.lab import wording as w
-from gomuon.lab.experiments import EXPERIMENTS
+from gomuon.lab import formatting as w
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
 from tools.evidence import picture_data
 from tools.evidence.campaign_list import CAMPAIGNS
 from tools.evidence.claims import ABSTRACT, FURTHER, Claim

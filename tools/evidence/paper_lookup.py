@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gomuon.lab.experiments import EXPERIMENTS
-from gomuon.lab.paper_figures import PaperFigures
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.experiments.published import PublishedResults
 from tools.evidence.estimates import relative
 from tools.evidence.studies import TRAJECTORY
 
@@ -20,7 +20,7 @@ WINS = {
 }
 
 
-def figures_of(experiment: str) -> PaperFigures:
+def figures_of(experiment: str) -> PublishedResults:
     """All figures that the paper prints for an experiment."""
     found = EXPERIMENTS[experiment].paper
     if found is None:

@@ -9,8 +9,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gomuon.lab.experiments import EXPERIMENTS
-from gomuon.lab.statistics import window_name
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.experiments.loss_windows import window_name
 from tools.evidence.campaign_list import TASKS
 from tools.evidence.paper_lookup import figures_of, published_gain
 from tools.evidence.ranking import RankedMethod, ranking

@@ -12,9 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
-from gomuon.lab import storage
-from gomuon.lab.canvas import Look, draw, label
-from gomuon.lab.experiments import EXPERIMENTS
+from gomuon.lab import files
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.report.svg import Style, label, render_svg
 from tools.evidence import picture_data
 from tools.evidence.studies import Evidence
 
@@ -22,7 +22,7 @@ SETTLED = 100  # the axis ignores the first updates, whose large losses would fl
 WHOLE = 100.1  # per cent; above 100, so that a run with nothing wrong has a place on the log scale
 
 Array = npt.NDArray[np.float64]
-Drawer = Callable[[Figure, Look], None]
+Drawer = Callable[[Figure, Style], None]
 Panel = TypeVar("Panel")
 
 
@@ -31,7 +31,7 @@ def draw_all(evidence: Evidence) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, (drawer, height) in _drawers(evidence).items():
         for ending, dark in (("", False), ("-dark", True)):
-            found[f"{name}{ending}.svg"] = draw(drawer, Look(wide=False, dark=dark), height)
+            found[f"{name}{ending}.svg"] = render_svg(drawer, Style(wide=False, dark=dark), height)
     return found
 
 
@@ -39,7 +39,7 @@ def write_pictures(evidence: Evidence, folder: Path) -> list[str]:
     """Write the pictures and remove those whose campaigns are gone; returns the names written."""
     drawn = draw_all(evidence)
     if drawn:
-        storage.make_folder(folder)
+        files.make_folder(folder)
     for name, svg in drawn.items():
         _write(folder / name, svg)
     for name in picture_data.NAMES:
@@ -50,7 +50,7 @@ def write_pictures(evidence: Evidence, folder: Path) -> list[str]:
 
 
 def _write(path: Path, svg: str) -> None:
-    storage.write_atomically(path, lambda part: part.write_text(svg, encoding="utf-8"))
+    files.write_atomically(path, lambda part: part.write_text(svg, encoding="utf-8"))
 
 
 def _drawers(evidence: Evidence) -> dict[str, tuple[Drawer, float]]:
@@ -69,23 +69,23 @@ def _drawers(evidence: Evidence) -> dict[str, tuple[Drawer, float]]:
 
 
 def _stacked(
-    panels: Sequence[Panel], draw_panel: Callable[[Axes, Panel, Look], None], below: str
+    panels: Sequence[Panel], draw_panel: Callable[[Axes, Panel, Style], None], below: str
 ) -> Drawer:
     """Panels above each other that share one axis of updates."""
 
-    def draw_figure(figure: Figure, look: Look) -> None:
+    def draw_figure(figure: Figure, style: Style) -> None:
         grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0]
         for axes, panel in zip(grid, panels, strict=True):
-            draw_panel(axes, panel, look)
+            draw_panel(axes, panel, style)
         grid[-1].set_xlabel(below)
 
     return draw_figure
 
 
-def _losses(axes: Axes, panel: picture_data.LossPanel, look: Look) -> None:
+def _losses(axes: Axes, panel: picture_data.LossPanel, style: Style) -> None:
     settled = [0.0]
     for comparison in panel.comparisons:
-        color = look.color(comparison.color)
+        color = style.color(comparison.color)
         for line in comparison.lines:
             axes.plot(*zip(*line, strict=True), color=color, lw=0.7, alpha=0.45)
             settled += [y for x, y in line if x >= SETTLED]
@@ -96,14 +96,14 @@ def _losses(axes: Axes, panel: picture_data.LossPanel, look: Look) -> None:
             axes.plot(
                 *zip(*comparison.paper, strict=True),
                 "D",
-                color=look.paper,
+                color=style.paper,
                 mec=color,
                 ms=6,
                 mew=1.6,
             )
             settled += [y for _, y in comparison.paper]
     if any(comparison.paper for comparison in panel.comparisons):
-        axes.plot([], [], "D", color=look.paper, mec=look.ink, ms=6, mew=1.6, label="the paper's")
+        axes.plot([], [], "D", color=style.paper, mec=style.ink, ms=6, mew=1.6, label="the paper's")
     low, high = min(settled), max(settled)
     span = (high - low) or 1.0
     entries = len(axes.get_legend_handles_labels()[1])
@@ -111,8 +111,8 @@ def _losses(axes: Axes, panel: picture_data.LossPanel, look: Look) -> None:
     axes.set_ylim(low - (0.1 + 0.15 * entries) * span, high + 0.1 * span)
     axes.set_xlim(0, max(x for comparison in panel.comparisons for x, _ in comparison.mean))
     for first, last in EXPERIMENTS["ptb"].windows:
-        axes.axvspan(first, last, color=look.ink, alpha=0.07, linewidth=0)
-    axes.axhline(0, color=look.ink, lw=1)
+        axes.axvspan(first, last, color=style.ink, alpha=0.07, linewidth=0)
+    axes.axhline(0, color=style.ink, lw=1)
     axes.yaxis.set_major_formatter(FuncFormatter(_signed))
     axes.set_ylabel("Go-MUON's loss,\n% over its control's", fontsize=9)
     axes.set_title(label(panel.title, 40), fontsize=10, loc="left")
@@ -120,19 +120,19 @@ def _losses(axes: Axes, panel: picture_data.LossPanel, look: Look) -> None:
     axes.tick_params(labelsize=8)
 
 
-def _accuracies(axes: Axes, panel: picture_data.AccuracyPanel, look: Look) -> None:
+def _accuracies(axes: Axes, panel: picture_data.AccuracyPanel, style: Style) -> None:
     last = 10.0
     for line in sorted(panel.lines, key=lambda line: line.main):
-        color = look.color(line.color)
-        style = {"lw": 2.0} if line.main else {"lw": 0.9, "alpha": 0.6, "ls": (0, (3, 2))}
-        axes.plot(*zip(*line.points, strict=True), color=color, label=label(line.name), **style)
+        color = style.color(line.color)
+        look = {"lw": 2.0} if line.main else {"lw": 0.9, "alpha": 0.6, "ls": (0, (3, 2))}
+        axes.plot(*zip(*line.points, strict=True), color=color, label=label(line.name), **look)
         last = max(last, line.points[-1][0])
         if line.main and line.grok is not None:
-            axes.plot([line.grok], [99], "o", color=color, ms=6, mec=look.paper, zorder=5)
+            axes.plot([line.grok], [99], "o", color=color, ms=6, mec=style.paper, zorder=5)
         if line.paper is not None:
             axes.axvline(line.paper, color=color, lw=1.2, ls=(0, (1, 1.5)))
     if any(line.paper is not None for line in panel.lines):
-        axes.plot([], [], color=look.ink, lw=1.2, ls=(0, (1, 1.5)), label="the paper's")
+        axes.plot([], [], color=style.ink, lw=1.2, ls=(0, (1, 1.5)), label="the paper's")
     axes.set_xscale("log")
     axes.set_xlim(10, last * 1.05)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 3)))
@@ -144,7 +144,7 @@ def _accuracies(axes: Axes, panel: picture_data.AccuracyPanel, look: Look) -> No
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda v, _: f"{v:.0f}"))
     axes.set_ylim(-700, 100)  # room for the legend below zero
-    axes.axhline(99, color=look.ink, lw=1)
+    axes.axhline(99, color=style.ink, lw=1)
     axes.set_ylabel("held-out accuracy, %,\nstretched at the top", fontsize=9)
     axes.set_title(label(panel.title, 40), fontsize=10, loc="left")
     axes.legend(fontsize=7.5, loc="lower right", ncols=2, handlelength=1.6, borderaxespad=0.2)
@@ -160,22 +160,22 @@ def _unstretch(height: Array) -> Array:
 
 
 def _comparison(panels: tuple[picture_data.RankingPanel, ...]) -> Drawer:
-    def draw_figure(figure: Figure, look: Look) -> None:
+    def draw_figure(figure: Figure, style: Style) -> None:
         ratios = [len(panel.rows) + 1.5 for panel in panels]
         grid = figure.subplots(
             len(panels), 1, squeeze=False, gridspec_kw={"height_ratios": ratios}
         )[:, 0]
         for axes, panel in zip(grid, panels, strict=True):
-            _ranking(axes, panel, look)
+            _ranking(axes, panel, style)
 
     return draw_figure
 
 
-def _ranking(axes: Axes, panel: picture_data.RankingPanel, look: Look) -> None:
+def _ranking(axes: Axes, panel: picture_data.RankingPanel, style: Style) -> None:
     """A ring per seed and a diamond for the mean; Go-MUON has its own colour."""
     limit = picture_data.axis_end(panel)
     for i, row in enumerate(panel.rows):
-        color = look.color(0 if row.name.startswith("Go-MUON") else 1)
+        color = style.color(0 if row.name.startswith("Go-MUON") else 1)
         words = row.remark if row.mean is None else ""
         if row.mean is not None and row.mean > limit:
             words = f"{row.mean:+.0f} % →"
@@ -185,7 +185,7 @@ def _ranking(axes: Axes, panel: picture_data.RankingPanel, look: Look) -> None:
                 if value is not None:
                     axes.plot([value], [i + shift], "o", color=color, ms=3.5, mfc="none", alpha=0.8)
             if row.mean is not None:
-                axes.plot([row.mean], [i], "D", color=color, ms=5, mec=look.paper)
+                axes.plot([row.mean], [i], "D", color=color, ms=5, mec=style.paper)
         axes.annotate(
             words,
             (0.99, i),
@@ -193,7 +193,7 @@ def _ranking(axes: Axes, panel: picture_data.RankingPanel, look: Look) -> None:
             ha="right",
             va="center",
             fontsize=7.5,
-            color=look.ink,
+            color=style.ink,
         )
     axes.set_yticks(range(len(panel.rows)), [label(row.name, 24) for row in panel.rows])
     axes.set_ylim(len(panel.rows) - 0.4, -0.6)

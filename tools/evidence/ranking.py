@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gomuon.lab import optimizers
-from gomuon.lab.gather import ArmView
+from gomuon.lab.experiments import optimizers
+from gomuon.lab.results.campaigns import ArmRuns
 from tools.evidence.studies import (
     Study,
     evaluations_below,
@@ -28,7 +28,7 @@ class RankedMethod:
         below: evaluations below 99 % after a run had grokked, and all evaluations after that.
     """
 
-    arm: ArmView
+    arm: ArmRuns
     values: tuple[float, ...]
     grokked: int | None = None
     accuracy: float = 0.0
@@ -55,7 +55,7 @@ def ranking(study: Study) -> list[RankedMethod]:
     return sorted(methods, key=lambda method: (method.mean, -method.accuracy))
 
 
-def _ranked(study: Study, arm: ArmView) -> RankedMethod:
+def _ranked(study: Study, arm: ArmRuns) -> RankedMethod:
     runs = list(arm.finished.values())
     values = tuple(math.inf if value is None else value for value in map(score, runs))
     if study.campaign.task != "grokking":

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from gomuon.lab.errors import LabError
-from gomuon.lab.gather import PLAN, gather
-from gomuon.lab.pairing import require_pair
-from gomuon.lab.runs import RESULT, Run, is_finished, read_manifest
-from gomuon.lab.selection import FILE as SELECTION
-from gomuon.lab.selection import read_selection
-from gomuon.lab.storage import read_json
+from gomuon.lab.experiments.selection import FILE as SELECTION
+from gomuon.lab.experiments.selection import read_selection
+from gomuon.lab.files import read_json
+from gomuon.lab.results.campaigns import PLAN, read_campaign
+from gomuon.lab.results.pairing import require_pair
+from gomuon.lab.results.runs import RESULT, Run, is_finished, read_manifest
 from tools.evidence import campaign_list
 from tools.evidence.consistency import check_result, check_selection, check_settings
 from tools.evidence.studies import Study
@@ -39,7 +39,7 @@ def read_study(folder: Path, name: str) -> Study:
     """
     plan = read_json(folder / PLAN)
     _check_plan(folder / PLAN, plan, name)
-    campaign = gather(folder, load=load_without_metrics)
+    campaign = read_campaign(folder, load=load_without_metrics)
     if campaign.foreign:
         raise LabError(f"{folder / 'runs' / campaign.foreign[0]} does not belong to {PLAN}")
     path = folder / SELECTION

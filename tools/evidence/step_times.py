@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gomuon.lab.statistics import compare_times
+from gomuon.lab.results.statistics import compare_times
 from tools.evidence.estimates import estimate
 from tools.evidence.studies import Study
 

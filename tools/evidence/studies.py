@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gomuon.lab.gather import ArmView, Campaign
-from gomuon.lab.runs import Run
-from gomuon.lab.selection import Selection
+from gomuon.lab.experiments.selection import Selection
+from gomuon.lab.results.campaigns import ArmRuns, Campaign
+from gomuon.lab.results.runs import Run
 from tools.evidence.thinned_curve import Curve
 
 TRAJECTORY = "geometric mean"  # the name of the measure beside those of the windows
@@ -69,7 +69,7 @@ class Study:
         known = {arm.name for arm in self.campaign.arms}
         return known.issuperset(arms)
 
-    def arm(self, name: str) -> ArmView:
+    def arm(self, name: str) -> ArmRuns:
         return self.campaign.arm(name)
 
     def curve(self, run: Run) -> Curve | None:

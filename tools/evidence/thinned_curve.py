@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gomuon.lab.errors import LabError
-from gomuon.lab.foreign import UNFIT
-from gomuon.lab.runs import RunConfig
-from gomuon.lab.storage import read_json, write_atomically
+from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.files import read_json, write_atomically
+from gomuon.lab.input_checks import BAD_VALUE_ERRORS
 
 CURVE = "curve.json"
 FORMAT = 1
@@ -121,7 +121,7 @@ def read_curve(folder: Path) -> Curve | None:
             test=tuple(float(value) for value in content.get("test_accuracy", ())),
             evaluate_every=int(content.get("evaluate_every", BLOCK)),
         )
-    except UNFIT as error:
+    except BAD_VALUE_ERRORS as error:
         raise LabError(f"{path}: not a thinned curve ({error!r}); collect it again") from error
     if len(curve.loss) != math.ceil(curve.updates / BLOCK):
         raise LabError(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from gomuon.lab import paper_figures as paper
-from gomuon.lab import wording as w
-from gomuon.lab.experiments import EXPERIMENTS
-from gomuon.lab.selection import screen
-from gomuon.lab.statistics import GROK_THRESHOLD, window_name
+from gomuon.lab import formatting as w
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.experiments.loss_windows import window_name
+from gomuon.lab.results.candidates import screen
+from gomuon.lab.results.statistics import GROK_THRESHOLD
 from tools.evidence.estimates import all_finite, estimate, excludes_zero, relative, relative_pairs
 from tools.evidence.markdown_tables import (
     lower_or_higher,
@@ -18,7 +18,7 @@ from tools.evidence.markdown_tables import (
     plain_interval,
     text,
 )
-from tools.evidence.paper_lookup import published_gain, published_loss
+from tools.evidence.paper_lookup import figures_of, published_gain, published_loss
 from tools.evidence.step_times import StepTimes
 from tools.evidence.studies import TRAJECTORY, Study, recorded_loss
 
@@ -58,11 +58,11 @@ def lower_trajectory(
         far = _deviations(study, name, (control, candidate), windows)
         close = [entry for entry in far if abs(entry[0]) <= CLOSE]
         what = "seed and window pairs" if every_window else "pairs"
-        published = published_gain(name, control, candidate, TRAJECTORY)
+        papers = published_gain(name, control, candidate, TRAJECTORY)
         reason = (
             f"{lower_or_higher(share.mean)} than {text(_title(name, control))} "
             f"(95 % interval {percent_interval(share.low, share.high)}; paper "
-            f"{lower_or_higher(published or 0.0)}), lower in {won} of {len(pairs)} {what}; "
+            f"{lower_or_higher(papers or 0.0)}), lower in {won} of {len(pairs)} {what}; "
             f"{len(close)} of {len(far)} window means within {100 * CLOSE:g} % of the paper's, "
             f"the farthest {_farthest(far)}"
         )
@@ -102,10 +102,10 @@ def _deviations(
     found = []
     for arm in arms:
         for window in windows:
-            published = published_loss(name, arm, window)
+            papers = published_loss(name, arm, window)
             values = study.losses(arm, window, list(study.campaign.seeds))
-            if published is not None:
-                share = relative(estimate(values).mean, published)
+            if papers is not None:
+                share = relative(estimate(values).mean, papers)
                 found.append((share, _title(name, arm), measure_name(window)))
     return found
 
@@ -130,11 +130,11 @@ def lower_window(
         if not all_finite([*first, *second]):
             return "not reproduced", "a run diverged"
         share = relative_pairs(first, second)
-        published = published_gain(name, control, candidate, window)
+        papers = published_gain(name, control, candidate, window)
         reason = (
             f"{lower_or_higher(share.mean)} in {measure_name(window)} (95 % interval "
             f"{percent_interval(share.low, share.high)}; paper "
-            f"{lower_or_higher(published or 0.0)}), lower on {share.wins} of {len(seeds)} pairs"
+            f"{lower_or_higher(papers or 0.0)}), lower on {share.wins} of {len(seeds)} pairs"
         )
         if share.mean >= 0:
             return "not reproduced", reason
@@ -150,10 +150,10 @@ def tuning_seed(study: Study) -> Finding:
     if not all_finite(values):
         return "not reproduced", "a run diverged"
     theirs = [published_loss("shakespeare", name, TRAJECTORY) or 0.0 for name in names]
-    share, published = relative(values[1], values[0]), relative(theirs[1], theirs[0])
+    share, papers = relative(values[1], values[0]), relative(theirs[1], theirs[0])
     far = [relative(value, figure) for value, figure in zip(values, theirs, strict=True)]
     reason = (
-        f"{lower_or_higher(share)} on the tuning seed (paper {lower_or_higher(published)}); "
+        f"{lower_or_higher(share)} on the tuning seed (paper {lower_or_higher(papers)}); "
         f"the two means are {w.listing([w.percent(x) for x in far])} from the paper's"
     )
     if share >= 0:
@@ -171,10 +171,10 @@ def step_time(study: Study) -> Finding:
         return "not run yet", "the steps were not timed"
     spread = "" if found.spread is None else f", a cycle's spread a factor of {found.spread:.3f}"
     interval = plain_interval(found.low, found.high, 3)
-    published = paper.LAZY.gains["step-time ratio"]
+    papers = figures_of("lazy").gains["step-time ratio"]
     reason = (
         f"a whole step at K=4 takes {w.ratio(found.mean)} the time of one at K=1 (95 % interval "
-        f"{interval}{spread}, {w.many(found.cycles, 'cycle')}; paper {w.ratio(published)})"
+        f"{interval}{spread}, {w.many(found.cycles, 'cycle')}; paper {w.ratio(papers)})"
     )
     if not found.mean < 1:
         return "not reproduced", reason
@@ -204,12 +204,12 @@ def groks(modulus: int) -> Callable[[Study], Finding]:
         names = SELECTED[modulus]
         results = [_only(study, name) for name in names]
         muon, go = (result["grok_step"] for result in results)
-        published = [paper.GROKKING.grokking[name]["grok_step"] for name in names]
+        papers = [figures_of("grokking").grokking[name]["grok_step"] for name in names]
         steps = study.campaign.steps
         reason = f"Go-MUON {_at(go, steps)}, Muon {_at(muon, steps)}"
         if go is not None and muon is not None:
             reason += f", {muon / go:.1f} times as many"
-        reason += f" (paper {published[1]:,} and {published[0]:,}); one seed"
+        reason += f" (paper {papers[1]:,} and {papers[0]:,}); one seed"
         lost, ends = results[1]["retention_failures"], [r["final_test_accuracy"] for r in results]
         if lost:
             reason += f"; Go-MUON is below 99 % at {w.many(len(lost), 'later evaluation')}"
@@ -252,11 +252,11 @@ def fits_alike(study: Study) -> Finding:
     parts, alike = [], 0
     for modulus, names in SELECTED.items():
         muon, go = (_only(study, name)["train_99_step"] for name in names)
-        published = [paper.GROKKING.grokking[name]["train_99_step"] for name in names]
+        papers = [figures_of("grokking").grokking[name]["train_99_step"] for name in names]
         alike += muon is not None and go is not None and abs(go - muon) <= FIT * muon
         parts.append(
             f"p={modulus}: {w.step(muon)} with Muon, {w.step(go)} with Go-MUON "
-            f"(paper {published[0]} and {published[1]})"
+            f"(paper {papers[0]} and {papers[1]})"
         )
     verdicts: tuple[Verdict, ...] = ("not reproduced", "qualified", "reproduced")
     return verdicts[alike], "; ".join(parts)

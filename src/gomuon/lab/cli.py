@@ -14,56 +14,57 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from gomuon.lab import (
-    campaign,
-    corpora,
-    experiments,
-    machine,
-    methods_markdown,
-    methods_table,
-    racing,
-    summary,
-    tuning,
-    tuning_summary,
-)
+from gomuon.lab import machine
 from gomuon.lab.bench.command import bench
-from gomuon.lab.display import open_display
-from gomuon.lab.errors import LabError
-from gomuon.lab.flags import OPEN, Folder, Number, Shape, Switch, Whole, Words, refuse_empty
-from gomuon.lab.foreign import making_sense_of
-from gomuon.lab.limits import require_whole
-from gomuon.lab.planning.command import plan
-from gomuon.lab.plans import Plan, adapt
-from gomuon.lab.runs import Run
-from gomuon.lab.selection import EXPERIMENT, picks_of, read_selection, write_selection
+from gomuon.lab.costs.command import plan
+from gomuon.lab.data import corpora
+from gomuon.lab.errors import Crashed, Interrupted, LabError
+from gomuon.lab.experiments import catalogue, racing, tuning
+from gomuon.lab.experiments.plan import Plan, adapt
+from gomuon.lab.experiments.selection import EXPERIMENT, read_selection
+from gomuon.lab.flags import (
+    NO_DEFAULT_SHOWN,
+    Flag,
+    ModelShape,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OptionalText,
+    refuse_empty,
+)
+from gomuon.lab.input_checks import errors_naming, require_whole
+from gomuon.lab.report import methods_page, terminal_methods, terminal_summary, terminal_sweep
+from gomuon.lab.results.candidates import picks_of, write_selection
+from gomuon.lab.results.runs import Run
+from gomuon.lab.running import execution
+from gomuon.lab.running.progress import open_display
+from gomuon.lab.running.timing import estimate_seconds
 from gomuon.lab.terminal import SafeConsole, escaped, one_line
-from gomuon.lab.timing import estimate
-from gomuon.lab.verifying import verify
-from gomuon.lab.workers import Crashed, Interrupted
+from gomuon.lab.verification import verify
 
 app = tyro.extras.SubcommandApp()
 Conclusion = Callable[[Plan, Sequence[Run], Console], None]
 
-SHAPE = Shape()
+SHAPE = ModelShape()
 # The words of the command that is running, which a campaign records.
 ARGV: ContextVar[Sequence[str] | None] = ContextVar("argv", default=None)
 
 
 @app.command
 def race(
-    task: Words = "",
-    optimizers: Words = "",
-    lr: Words = "",
-    selection: Folder = None,
-    seeds: Words = "",
-    steps: Whole = None,
-    adamw_lr: Number = None,
-    shape: tyro.conf.OmitArgPrefixes[Shape] = SHAPE,
-    timing: Switch = False,
-    jobs: Whole = None,
-    threads: Whole = None,
-    data_dir: Folder = None,
-    out: Folder = None,
+    task: OptionalText = "",
+    optimizers: OptionalText = "",
+    lr: OptionalText = "",
+    selection: OptionalPath = None,
+    seeds: OptionalText = "",
+    steps: OptionalInt = None,
+    adamw_lr: OptionalFloat = None,
+    shape: tyro.conf.OmitArgPrefixes[ModelShape] = SHAPE,
+    timing: Flag = False,
+    jobs: OptionalInt = None,
+    threads: OptionalInt = None,
+    data_dir: OptionalPath = None,
+    out: OptionalPath = None,
 ) -> None:
     """Race optimizers against each other from the same start on the same data.
 
@@ -111,19 +112,19 @@ def race(
 def tune(
     task: str = "grokking",
     optimizers: str = "go-muon,muon,adamw",
-    grid: Whole = None,
+    grid: OptionalInt = None,
     ratio: float = tuning.RATIO,
-    rates: Words = "",
-    momenta: Words = "",
+    rates: OptionalText = "",
+    momenta: OptionalText = "",
     seeds: str = "0",
-    steps: Whole = None,
-    adamw_lr: Number = None,
-    shape: tyro.conf.OmitArgPrefixes[Shape] = SHAPE,
-    dry_run: Switch = False,
-    jobs: Whole = None,
-    threads: Whole = None,
-    data_dir: Folder = None,
-    out: Folder = None,
+    steps: OptionalInt = None,
+    adamw_lr: OptionalFloat = None,
+    shape: tyro.conf.OmitArgPrefixes[ModelShape] = SHAPE,
+    dry_run: Flag = False,
+    jobs: OptionalInt = None,
+    threads: OptionalInt = None,
+    data_dir: OptionalPath = None,
+    out: OptionalPath = None,
 ) -> None:
     """Sweep learning rates with the same budget for every method, and pick the best of each.
 
@@ -163,14 +164,16 @@ def tune(
     parallel, each = share(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
     plan = adapt(plan, threads=each)
     if dry_run:
-        campaign.check(plan, data_dir)
-        summary.print_plan(plan, estimate(plan, parallel, data_dir), parallel, SafeConsole())
+        execution.check(plan, data_dir)
+        terminal_summary.print_plan(
+            plan, estimate_seconds(plan, parallel, data_dir), parallel, SafeConsole()
+        )
         return
 
     def conclude(plan: Plan, runs: Sequence[Run], console: Console) -> None:
         picks = picks_of(plan, runs)
         path = write_selection(folder, plan, picks)
-        tuning_summary.print_picks(plan, picks, path, console)
+        terminal_sweep.print_picks(plan, picks, path, console)
 
     carry_out(plan, folder, parallel, data_dir, conclude)
 
@@ -179,15 +182,15 @@ def tune(
 def reproduce(
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
     /,
-    seeds: Annotated[str | None, OPEN] = None,
-    steps: Whole = None,
-    selection: Folder = None,
-    quick: Switch = False,
-    dry_run: Switch = False,
-    jobs: Whole = None,
-    threads: Whole = None,
-    data_dir: Folder = None,
-    out: Folder = None,
+    seeds: Annotated[str | None, NO_DEFAULT_SHOWN] = None,
+    steps: OptionalInt = None,
+    selection: OptionalPath = None,
+    quick: Flag = False,
+    dry_run: Flag = False,
+    jobs: OptionalInt = None,
+    threads: OptionalInt = None,
+    data_dir: OptionalPath = None,
+    out: OptionalPath = None,
 ) -> None:
     """Repeat an experiment of the paper and set its figures beside your own.
 
@@ -208,10 +211,10 @@ def reproduce(
         data_dir: Folder with the corpora; by default GOMUON_DATA, then the cache, then download.
         out: Folder of the campaign; by default runs/NAME (runs/NAME-tuned-quick).
     """
-    plans = list(experiments.EXPERIMENTS.values()) if name == "all" else [experiments.find(name)]
+    plans = list(catalogue.EXPERIMENTS.values()) if name == "all" else [catalogue.find(name)]
     if selection is not None:
         picked = read_selection(selection)
-        plans = [experiments.with_selection(plan, picked) for plan in plans]
+        plans = [catalogue.with_selection(plan, picked) for plan in plans]
     chosen = None if seeds is None else racing.parse_seeds(seeds)
     for declared in plans:
         plan = adapt(declared, quick=quick, seeds=chosen, steps=steps)
@@ -224,9 +227,9 @@ def reproduce(
         parallel, each = share(runs, jobs, threads, folder)
         plan = adapt(declared, quick=quick, seeds=chosen, steps=steps, threads=each)
         if dry_run:
-            campaign.check(plan, data_dir)
-            costs = estimate(plan, parallel, data_dir)
-            summary.print_plan(plan, costs, parallel, SafeConsole())
+            execution.check(plan, data_dir)
+            costs = estimate_seconds(plan, parallel, data_dir)
+            terminal_summary.print_plan(plan, costs, parallel, SafeConsole())
         else:
             carry_out(plan, folder, parallel, data_dir)
 
@@ -250,8 +253,8 @@ def data(
         tyro.conf.arg(metavar="[NAME …]", help_behavior_hint=""),
     ] = (),
     /,
-    fetch: Switch = False,
-    data_dir: Folder = None,
+    fetch: Flag = False,
+    data_dir: OptionalPath = None,
 ) -> None:
     """Show which corpora are present; fetch those that are named, or with --fetch all missing.
 
@@ -283,9 +286,11 @@ def data(
 
 @app.command
 def methods(
-    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]"), OPEN] = "",
+    name: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]"), NO_DEFAULT_SHOWN
+    ] = "",
     /,
-    markdown: Switch = False,
+    markdown: Flag = False,
 ) -> None:
     """Show the methods side by side: geometry, update, amortisation, rate and origin of each.
 
@@ -294,11 +299,11 @@ def methods(
         markdown: Print docs/methods.md, which holds all of this.
     """
     if markdown:
-        sys.stdout.write(methods_markdown.markdown())
+        sys.stdout.write(methods_page.markdown())
     elif name:
-        methods_table.print_method(name, SafeConsole())
+        terminal_methods.print_method(name, SafeConsole())
     else:
-        methods_table.print_table(SafeConsole())
+        terminal_methods.print_table(SafeConsole())
 
 
 app.command(bench)
@@ -319,7 +324,7 @@ def share(runs: int, jobs: int | None, threads: int | None, folder: Path) -> tup
         if value is not None:
             require_whole(f"--{name}", value)
     parallel = jobs or min(machine.cores(), runs)
-    each = threads or campaign.recorded_threads(folder) or max(1, machine.cores() // parallel)
+    each = threads or execution.recorded_threads(folder) or max(1, machine.cores() // parallel)
     return parallel, each
 
 
@@ -328,7 +333,7 @@ def carry_out(
     folder: Path,
     jobs: int,
     data_dir: Path | None,
-    conclude: Conclusion = summary.print_summary,
+    conclude: Conclusion = terminal_summary.print_summary,
 ) -> None:
     """Run a plan with its display, print its table, write its report."""
     console = SafeConsole()
@@ -336,10 +341,10 @@ def carry_out(
     if plan.experiment == EXPERIMENT:
         console.print(f"Rule: {plan.rule}", markup=False, highlight=False)
     with open_display(plan, console) as display:
-        runs = campaign.run_campaign(
-            plan, folder, jobs=jobs, watcher=display, data_dir=data_dir, argv=ARGV.get()
+        runs = execution.run_campaign(
+            plan, folder, jobs=jobs, observer=display, data_dir=data_dir, argv=ARGV.get()
         )
-    with making_sense_of(folder):
+    with errors_naming(folder):
         conclude(plan, runs, console)
     write_report(folder)
     console.print(
@@ -349,7 +354,7 @@ def carry_out(
 
 def write_report(folder: Path) -> None:
     # Imported late: matplotlib takes a while, and a long campaign should start at once.
-    importlib.import_module("gomuon.lab.report").write_report(folder)
+    importlib.import_module("gomuon.lab.report.writing").write_report(folder)
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -13,31 +13,31 @@ import tyro
 from gomuon.lab.errors import LabError
 
 # Options left open: their help says what then happens, which "default: None" would not.
-OPEN = tyro.conf.arg(help_behavior_hint="")
-Whole = Annotated[int | None, OPEN]
-Number = Annotated[float | None, OPEN]
-Folder = Annotated[Path | None, OPEN]
-Switch = Annotated[bool, OPEN]
-Words = Annotated[str, OPEN]
+NO_DEFAULT_SHOWN = tyro.conf.arg(help_behavior_hint="")
+OptionalInt = Annotated[int | None, NO_DEFAULT_SHOWN]
+OptionalFloat = Annotated[float | None, NO_DEFAULT_SHOWN]
+OptionalPath = Annotated[Path | None, NO_DEFAULT_SHOWN]
+Flag = Annotated[bool, NO_DEFAULT_SHOWN]
+OptionalText = Annotated[str, NO_DEFAULT_SHOWN]
 
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """The model and its data; what is left open is the task's own."""
 
-    width: Whole = None
+    width: OptionalInt = None
     """Width of the transformer; 64 for grokking, else 128."""
-    layers: Whole = None
+    layers: OptionalInt = None
     """Number of its layers; 3."""
-    heads: Whole = None
+    heads: OptionalInt = None
     """Attention heads per layer; 4."""
-    hidden: Whole = None
+    hidden: OptionalInt = None
     """Width of its SwiGLU; 192 for grokking, else 384."""
-    modulus: Whole = None
+    modulus: OptionalInt = None
     """The p of modular addition; 59."""
-    length: Whole = None
+    length: OptionalInt = None
     """Characters per window; 128."""
-    batch: Whole = None
+    batch: OptionalInt = None
     """Windows per update; 16."""
 
     def as_dict(self) -> dict[str, int | None]:

@@ -9,12 +9,22 @@ from typing import Any
 
 import pytest
 
-from gomuon.lab import experiments, racing, tuning
-from gomuon.lab.plans import Arm, Plan, run_name
-from gomuon.lab.runs import Run, RunConfig, file_sha256, load_run
-from gomuon.lab.selection import picks_of, read_selection, write_selection
-from gomuon.lab.statistics import geometric_mean, grokking_result, language_result, windows_for
-from tests.lab.made_campaigns import MACHINE, VERSIONS, accuracies, digest, losses, write_campaign
+from gomuon.lab.experiments import catalogue, racing, tuning
+from gomuon.lab.experiments.loss_windows import windows_for
+from gomuon.lab.experiments.plan import Arm, Plan, run_name
+from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.experiments.selection import read_selection
+from gomuon.lab.results.candidates import picks_of, write_selection
+from gomuon.lab.results.runs import Run, file_sha256, load_run
+from gomuon.lab.results.statistics import geometric_mean, grokking_result, language_result
+from tests.lab.helpers.made_campaigns import (
+    MACHINE,
+    VERSIONS,
+    accuracies,
+    digest,
+    losses,
+    write_campaign,
+)
 from tools.evidence.command import main
 from tools.evidence.results_folder import read_evidence
 from tools.evidence.thinned_curve import thin, write_curve
@@ -157,10 +167,10 @@ def race(results: Path, task: str, **options: Any) -> Plan:
 
 def everything(results: Path) -> Path:
     """Every campaign the page knows, whole."""
-    for name in experiments.EXPERIMENTS:
-        thin_campaign(results / name, experiments.EXPERIMENTS[name])
-    for name in experiments.OPEN_QUESTIONS:
-        thin_campaign(results / name, experiments.OPEN_QUESTIONS[name])
+    for name in catalogue.EXPERIMENTS:
+        thin_campaign(results / name, catalogue.EXPERIMENTS[name])
+    for name in catalogue.OPEN_QUESTIONS:
+        thin_campaign(results / name, catalogue.OPEN_QUESTIONS[name])
     for task, steps in (("ptb", 200), ("shakespeare", 200), ("grokking", 300)):
         sweep(results, task, steps=steps)
         race(results, task, steps=5 * steps if task != "grokking" else 600)
@@ -170,7 +180,7 @@ def everything(results: Path) -> Path:
 def small_plan(**changes: Any) -> Plan:
     """The experiment `ptb` on one seed, for what needs no more."""
     facts: dict[str, Any] = {
-        **experiments.EXPERIMENTS["ptb"].__dict__,
+        **catalogue.EXPERIMENTS["ptb"].__dict__,
         "seeds": (0,),
         "arms": (Arm("muon", "Muon", "muon", 0.02), Arm("go-muon", "Go-MUON", "go-muon", 0.08)),
     }

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from gomuon.lab import paper_figures
-from gomuon.lab.experiments import EXPERIMENTS
-from gomuon.lab.runs import RunConfig
+from gomuon.lab.experiments import published
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.experiments.run_config import RunConfig
 from tests.tools.evidence.made_results import Change, edit, grokked, thin_campaign, windowed
 from tools.evidence import claims, picture_data
 from tools.evidence.results_folder import read_evidence
 
 ROOT = Path(__file__).parents[3]
-PTB = paper_figures.PTB.windows
+PTB = published.PTB.windows
 
 
 def scaled(windows: Mapping[str, float], factor: float) -> dict[str, float]:
@@ -154,7 +154,7 @@ def test_the_screen_says_what_it_counts_for_a_run_that_never_groks(tmp_path: Pat
     ],
 )
 def test_the_late_window_rule(tmp_path: Path, factors: tuple[float, ...], wanted: str) -> None:
-    control = paper_figures.LAZY.windows["refresh-1"]
+    control = published.LAZY.windows["refresh-1"]
 
     def change(config: RunConfig) -> Mapping[str, Any]:
         factor = factors[config.seed] if config.arm == "lazy-4" else 1.0

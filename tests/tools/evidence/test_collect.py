@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gomuon.lab.errors import LabError
-from gomuon.lab.experiments import EXPERIMENTS
-from gomuon.lab.runs import load_run
-from gomuon.lab.statistics import grok_step
-from tests.lab.made_campaigns import MACHINE, VERSIONS, write_run
-from tests.lab.made_runs import addition, characters
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.results.runs import load_run
+from gomuon.lab.results.statistics import grok_step
+from tests.lab.helpers.made_campaigns import MACHINE, VERSIONS, write_run
+from tests.lab.helpers.tiny_runs import addition, characters
 from tests.tools.evidence.made_results import COMMIT, edit, full_campaign, refused, small_plan
 from tools.evidence.collect import collect
 from tools.evidence.command import main

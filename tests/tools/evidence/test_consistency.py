@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gomuon.lab.errors import LabError
-from gomuon.lab.experiments import EXPERIMENTS
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
 from tests.tools.evidence.made_results import edit, small_plan, sweep, thin_campaign
 from tools.evidence.results_folder import read_evidence, read_study
 from tools.evidence.step_times import StepTimes

@@ -12,7 +12,7 @@ from typing import Any
 import matplotlib
 import pytest
 
-from gomuon.lab.experiments import EXPERIMENTS, OPEN_QUESTIONS
+from gomuon.lab.experiments.catalogue import EXPERIMENTS, OPEN_QUESTIONS
 from tests.tools.evidence.made_results import everything, small_plan, thin_campaign
 from tools.evidence import claims, paper_lookup, picture_data, picture_drawing
 from tools.evidence.campaign_list import CAMPAIGNS

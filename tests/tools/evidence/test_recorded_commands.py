@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gomuon.lab import cli
-from gomuon.lab.plans import Plan
+from gomuon.lab.experiments.plan import Plan
 from tests.lab.test_cli import TINY
 from tools.evidence.campaign_list import CAMPAIGNS
 from tools.evidence.collect import without_places

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gomuon.lab import wording as w
-from gomuon.lab.experiments import EXPERIMENTS
-from gomuon.lab.runs import Run
+from gomuon.lab import formatting as w
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.results.runs import Run
 from tools.evidence.markdown_tables import NOT_RUN, table, text
 from tools.evidence.paper_lookup import figures_of
 from tools.evidence.studies import Study, evaluations_below, final_accuracy

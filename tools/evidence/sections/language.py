@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gomuon.lab import wording as w
-from gomuon.lab.experiments import EXPERIMENTS
-from gomuon.lab.plans import Arm, Plan
-from gomuon.lab.statistics import paired, window_name
+from gomuon.lab import formatting as w
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.experiments.loss_windows import window_name
+from gomuon.lab.experiments.plan import Arm, Plan
+from gomuon.lab.results.statistics import paired
 from tools.evidence.estimates import all_finite, estimate, relative, relative_pairs
 from tools.evidence.markdown_tables import (
     DIVERGED,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gomuon.lab import wording as w
-from gomuon.lab.experiments import EXPERIMENTS
+from gomuon.lab import formatting as w
+from gomuon.lab.experiments.catalogue import EXPERIMENTS
 from tools.evidence.markdown_tables import NOT_RUN, plain_interval, table, text
 from tools.evidence.paper_lookup import figures_of
 from tools.evidence.step_times import StepTimes

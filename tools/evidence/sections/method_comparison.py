@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from gomuon.lab import optimizers
-from gomuon.lab import wording as w
-from gomuon.lab.selection import Choice
+from gomuon.lab import formatting as w
+from gomuon.lab.experiments import optimizers
+from gomuon.lab.experiments.selection import Choice
 from tools.evidence.campaign_list import TASKS
 from tools.evidence.estimates import all_finite, estimate, excludes_zero, relative_pairs
 from tools.evidence.markdown_tables import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from gomuon.lab import optimizers, schedules
-from gomuon.lab import wording as w
-from gomuon.lab.runs import Run
-from gomuon.lab.statistics import GROK_THRESHOLD, Paired
+from gomuon.lab import formatting as w
+from gomuon.lab.experiments import optimizers, schedules
+from gomuon.lab.results.runs import Run
+from gomuon.lab.results.statistics import GROK_THRESHOLD, Paired
 from tools.evidence.campaign_list import CORPORA, TASKS
 from tools.evidence.estimates import all_finite, excludes_zero, relative_pairs
 from tools.evidence.markdown_tables import (

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gomuon.lab import formatting as w
 from gomuon.lab import machine
-from gomuon.lab import wording as w
-from gomuon.lab.runs import Resumption, Run
+from gomuon.lab.results.runs import Resumption, Run
 from tools.evidence.campaign_list import CAMPAIGNS
 from tools.evidence.markdown_tables import NOT_RUN, code, table, text
 from tools.evidence.studies import Evidence, Study

@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gomuon.lab import optimizers
-from gomuon.lab import wording as w
-from gomuon.lab.gather import ArmView
+from gomuon.lab import formatting as w
+from gomuon.lab.experiments import optimizers
+from gomuon.lab.results.campaigns import ArmRuns
 from tools.evidence.campaign_list import TASKS
 from tools.evidence.markdown_tables import NOT_RUN, code, table, text
 from tools.evidence.ranking import ranking
@@ -49,7 +49,7 @@ def first_update_at(curve: Curve, target: float) -> int | None:
     return None
 
 
-def updates_to_final_loss(study: Study, arm: ArmView, reference: ArmView) -> UpdatesToTarget | None:
+def updates_to_final_loss(study: Study, arm: ArmRuns, reference: ArmRuns) -> UpdatesToTarget | None:
     """Updates until an arm reaches the reference's final loss on the same seed.
 
     None without curves of both, or where the reference diverged.
@@ -120,7 +120,7 @@ def _grokking(race: Study) -> list[str]:
     return [_timed(timing), table(("method", "whole step", "updates to grok", TIME), rows)]
 
 
-def _pace(timing: StepTimes | None, arm: ArmView) -> float | None:
+def _pace(timing: StepTimes | None, arm: ArmRuns) -> float | None:
     found = None if timing is None else timing.ratio(UNIT, arm.name)
     return None if found is None else found.mean
 

@@ -1,0 +1,111 @@
+"""The command `gomuon plan`."""
+
+from __future__ import annotations
+
+import json as jsons
+import sys
+from typing import Annotated, get_args
+
+import tyro
+
+from gomuon.functional.polar import PolarMethod
+from gomuon.lab.costs import planned_model, scaling_page
+from gomuon.lab.costs.comparison import ACCELERATOR_POLAR, OPTIMIZERS, compare_costs
+from gomuon.lab.costs.tables import print_comparison
+from gomuon.lab.errors import LabError, unknown_name
+from gomuon.lab.flags import NO_DEFAULT_SHOWN, Flag, OptionalInt, OptionalPath, OptionalText
+from gomuon.lab.input_checks import require_whole
+from gomuon.lab.terminal import SafeConsole
+from gomuon.traffic import Mesh
+
+
+def plan(
+    name: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]"), NO_DEFAULT_SHOWN
+    ] = "",
+    /,
+    model: OptionalText = "",
+    input: OptionalText = "",
+    ranks: int = 1,
+    shards: int = 1,
+    replicate: Flag = False,
+    optimizers: str = OPTIMIZERS,
+    refresh_every: OptionalInt = None,
+    token_stride: OptionalInt = None,
+    tokens: OptionalInt = None,
+    dtype: str = "float32",
+    polar: str = ACCELERATOR_POLAR,
+    owners: Flag = False,
+    json: Flag = False,
+    markdown: OptionalPath = None,
+) -> None:
+    """Say what a method would cost on a model and on many ranks: memory, FLOPs, bytes, owners.
+
+    Nothing is trained and no weight is made: models live on the meta device. Every matrix has one
+    owner among the ranks, who keeps its state and makes its step; see docs/scaling.md.
+
+    Args:
+        name: character (the paper's), gpt2-124m, gpt2-medium, gpt2-xl, llama-7b, llama-8b or
+            llama-70b.
+        model: Instead of a name, package.module:function, which returns a torch module.
+        input: Shape of an input of --model, such as 1,1024: one forward pass on the meta device
+            shows which layers share an input. Without it none do.
+        ranks: How many.
+        shards: RankLayout that share one copy of the model: 1 for DDP, all of them for FSDP2.
+        replicate: Every rank does all the work, and no rank owns anything.
+        optimizers: Names separated by commas, of go-muon, go-muon-input, muon, shampoo, kfac and
+            adamw.
+        refresh_every: K, for every method that has one; by default its own.
+        token_stride: Statistics from every so many positions only.
+        tokens: Per rank and step; by default the configuration's. Of images: how many.
+        dtype: Of weights and gradients: float32, bfloat16, float16 or float64.
+        polar: How polar factors are computed; the default is what accelerators use.
+        owners: Show every owner, not the first few.
+        json: Print everything as JSON.
+        markdown: Write the figures of docs/scaling.md into this page, between its markers.
+    """
+    if markdown is not None:
+        scaling_page.write(markdown)
+        return
+    for flag, value in (
+        ("ranks", ranks),
+        ("shards", shards),
+        ("refresh-every", refresh_every),
+        ("token-stride", token_stride),
+        ("tokens", tokens),
+    ):
+        if value is not None:
+            require_whole(f"--{flag}", value)
+    if ranks % shards:
+        raise LabError(f"--shards {shards} must divide the {ranks} ranks: a copy has that many")
+    if replicate and shards > 1:
+        raise LabError(
+            f"--replicate needs whole models on every rank, not --shards {shards}: FSDP2 shares out"
+        )
+    methods = [method for method in get_args(PolarMethod) if method != "auto"]
+    if polar not in methods:
+        raise unknown_name("polar method", polar, methods)
+    if bool(name) == bool(model):
+        raise LabError(
+            "name one model: a configuration such as gpt2-124m, or --model package.module:function"
+        )
+    if input and not model:
+        raise LabError(f"--input {input!r} goes with --model; {name!r} has an input of its own")
+    about = (
+        planned_model.users_model(model, input, tokens, dtype)
+        if model
+        else planned_model.published_model(name, tokens, dtype)
+    )
+    figures = compare_costs(
+        about,
+        Mesh(ranks // shards, shards),
+        optimizers,
+        replicate=replicate,
+        refresh_every=refresh_every,
+        token_stride=token_stride,
+        polar=polar,
+    )
+    if json:
+        sys.stdout.write(jsons.dumps(figures.as_dict(), indent=2) + "\n")
+    else:
+        print_comparison(figures, SafeConsole(), owners)
