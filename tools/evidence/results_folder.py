@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from gomuon.lab.errors import LabError
+from gomuon.lab.experiments.catalogue import EXPERIMENTS, OPEN_QUESTIONS
 from gomuon.lab.experiments.selection import FILE as SELECTION
 from gomuon.lab.experiments.selection import read_selection
 from gomuon.lab.files import read_json
-from gomuon.lab.results.campaigns import PLAN, read_campaign
+from gomuon.lab.results.campaigns import PLAN, Campaign, read_campaign
 from gomuon.lab.results.pairing import require_pair
 from gomuon.lab.results.runs import RESULT, Run, is_finished, read_manifest
 from tools.evidence import campaign_list
@@ -39,7 +41,7 @@ def read_study(folder: Path, name: str) -> Study:
     """
     plan = read_json(folder / PLAN)
     _check_plan(folder / PLAN, plan, name)
-    campaign = read_campaign(folder, load=load_without_metrics)
+    campaign = with_current_titles(read_campaign(folder, load=load_without_metrics))
     if campaign.foreign:
         raise LabError(f"{folder / 'runs' / campaign.foreign[0]} does not belong to {PLAN}")
     path = folder / SELECTION
@@ -68,6 +70,17 @@ def _check_plan(path: Path, plan: dict[str, Any], name: str) -> None:
     argv = plan.get("argv", [])
     if not (isinstance(argv, list) and all(isinstance(word, str) for word in argv)):
         raise LabError(f"{path}: argv must be a list of words, not {argv!r}")
+
+
+def with_current_titles(campaign: Campaign) -> Campaign:
+    """The campaign with its arms called as the catalogue calls them today.
+
+    plan.json keeps the titles as they were declared; the page must not use two for one arm.
+    """
+    declared = {**EXPERIMENTS, **OPEN_QUESTIONS}.get(campaign.experiment)
+    titles = {} if declared is None else {arm.name: arm.title for arm in declared.arms}
+    arms = (replace(arm, title=titles.get(arm.name, arm.title)) for arm in campaign.arms)
+    return replace(campaign, arms=tuple(arms))
 
 
 def load_without_metrics(folder: Path) -> Run:

@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,14 @@ def test_what_fits_is_read(results: Path) -> None:
     result = json.loads((results / "ptb" / "runs" / "muon-s0" / "result.json").read_text())
     assert study.losses("muon", "201-300", [0]) == [result["windows"]["201-300"]]
     assert study.losses("muon", "geometric mean", [0]) == [result["geometric_mean"]]
+
+
+def test_an_arm_is_called_as_the_catalogue_calls_it_today(tmp_path: Path) -> None:
+    older = replace(EXPERIMENTS["ptb"].arms[0], title="an older title")
+    plan = replace(EXPERIMENTS["ptb"], arms=(older, *EXPERIMENTS["ptb"].arms[1:]))
+    study = read_study(thin_campaign(tmp_path / "ptb", plan), "ptb")
+    assert study.arm(older.name).title == EXPERIMENTS["ptb"].arms[0].title
+    assert study.plan["arms"][0]["title"] == "an older title"
 
 
 Damage = Callable[[Path], None]
