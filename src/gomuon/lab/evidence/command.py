@@ -32,7 +32,7 @@ def evidence(
         collect: A campaign folder to copy; nothing else is done.
         name: Its place in results; by default the folder's own name.
         results: Where campaigns are kept; by default results.
-        out: OptionalPath of the page and its pictures; by default docs.
+        out: Folder of the page and its pictures; by default docs.
     """
     console = SafeConsole()
     kept = results or Path("results")

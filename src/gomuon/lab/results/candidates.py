@@ -20,13 +20,13 @@ from gomuon.lab.results.statistics import run_result
 
 @dataclass(frozen=True)
 class Candidate:
-    """A rate (and momentum) of a method, with its outcome over all seeds.
+    """A rate (and momentum) of a method, with its score over all seeds.
 
     Attributes:
-        momentum: None when the sweep leaves it at the method's default.
-        score: the declared statistic, lower is better; None when a run diverged.
-        accuracy: how ties are broken where the task has held-out pairs.
-        finished: whether every seed is there; nothing else is picked.
+        momentum: None if the sweep uses the method's default.
+        score: the declared statistic, lower is better; None if a run diverged.
+        accuracy: breaks ties if the task has held-out pairs.
+        finished: whether all seeds are finished; others are not picked.
     """
 
     arm: str
@@ -51,13 +51,13 @@ class Pick:
 
     @property
     def best(self) -> Candidate | None:
-        """None when no candidate stayed finite."""
+        """The usable candidate with the lowest score; None if all diverged."""
         usable = [candidate for candidate in self.candidates if candidate.usable]
         return min(usable, key=lambda c: (c.score, -(c.accuracy or 0.0)), default=None)
 
     @property
     def edge(self) -> str | None:
-        """Which end of the grid the best lies on: "lower", "upper", "only" one rate, or None."""
+        """Which end of the grid is best: "lower", "upper", "only" (a single rate) or None."""
         if self.best is None:
             return None
         rates = {candidate.rate for candidate in self.candidates}
@@ -67,13 +67,13 @@ class Pick:
         return ends.get(self.best.rate)
 
     def warning(self) -> str | None:
-        """What must be said loudly: nothing was picked, or the optimum may lie outside."""
+        """A warning if nothing was picked or the best rate may be outside the grid."""
         name = optimizers.title(self.method)
         if self.best is None:
-            return f"{name}: nothing picked, every rate diverged; sweep lower rates"
+            return f"{name}: nothing picked, because every rate diverged; try lower rates"
         rate = f"{self.best.rate:g}"
         if self.edge == "only":
-            return f"{name}: {rate} was the only rate tried, so nothing says it is the best"
+            return f"{name}: {rate} was the only rate tried, so others may be better"
         if self.edge is None:
             return None
         end, way = ("lowest", "lower") if self.edge == "lower" else ("highest", "higher")
@@ -162,7 +162,7 @@ def group_by_method(candidates: Iterable[Candidate]) -> list[Pick]:
 
 
 def write_selection(folder: Path, plan: Plan, picks: Sequence[Pick]) -> Path:
-    """Write ``selection.json``: what was tried, what it scored, what was picked."""
+    """Write ``selection.json``: the candidates, their scores and the picked ones."""
     methods = {}
     for pick in picks:
         best = pick.best
@@ -187,7 +187,7 @@ def write_selection(folder: Path, plan: Plan, picks: Sequence[Pick]) -> Path:
             "statistic": plan.statistic,
             "rule": plan.rule,
             "settings": plan.settings,
-            "order": list(methods),  # as asked for; the file is sorted by name
+            "order": list(methods),  # the user's order; keys in the file are sorted
             "methods": methods,
         },
     )

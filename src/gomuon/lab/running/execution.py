@@ -1,4 +1,4 @@
-"""Carry out a plan in a folder: declare it, tune, run, select, time; skip whatever is done."""
+"""Carry out a plan in a folder: write it down, tune, train, select, time; skip finished runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from gomuon.lab.running.workers import RunObserver, run_all
 PLAN, RUNS, SELECTION, TIMING = "plan.json", "runs", "selection.json", "timing.json"
 WRITTEN = (PLAN, RUNS, SELECTION, TIMING, "report.md", "report.html")
 TIMING_CYCLES = {"full": 25, "quick": 4}
-FEWER_CYCLES = {"full": 3, "quick": 2}  # of the many steps in which all of many arms have a cycle
+FEWER_CYCLES = {"full": 3, "quick": 2}  # for more than two arms, whose common cycle is longer
 
 
 def run_campaign(
@@ -43,12 +43,12 @@ def run_campaign(
     """Run everything the plan declares that is not finished yet.
 
     Args:
-        plan: what to run; a folder that declares another plan is refused.
+        plan: what to run; a folder with another plan is refused.
         folder: the campaign folder.
-        jobs: runs at a time; the result does not depend on it.
-        observer: hears of every run's progress.
+        jobs: runs at the same time; the results do not depend on it.
+        observer: is told about the progress of every run.
         data_dir: where the corpora are.
-        method: how processes start; by default a fork server.
+        method: how processes start; default: a fork server.
 
     Returns:
         The plan's runs, tuning runs first.
@@ -93,23 +93,23 @@ def run_campaign(
 
 
 def check(plan: Plan, data_dir: str | Path | None) -> None:
-    """Refuse what cannot work before anything is written: names, numbers, a missing corpus."""
+    """Refuse wrong names, wrong numbers and a missing corpus before anything is written."""
     tasks.check_name(plan.task)
     for arm in plan.arms:
         optimizers.find(arm.optimizer)
     config = plan.config(plan.arms[0], plan.seeds[0], plan.arms[0].lr or plan.arms[0].grid[0])
     if config.task in corpora.CORPORA:
-        corpora.load(config.task, data_dir)  # fetched once here, found by every worker
+        corpora.load(config.task, data_dir)  # downloaded once here, before the workers need it
     short = dataclasses.replace(config, steps=1)
     tasks.build_model(tasks.build(short, data_dir))
 
 
 def declare(plan: Plan, folder: Path) -> None:
-    """Write the plan down before anything runs; hold a continued campaign to it."""
+    """Write the plan before anything runs; a continued campaign must have the same plan."""
     path, wanted = folder / PLAN, plan.declaration()
     if not path.exists():
         if any(folder.glob(f"{RUNS}/*")):
-            raise LabError(f"{folder} has runs but no {PLAN}; give another folder with --out")
+            raise LabError(f"{folder} has runs but no {PLAN}; choose another folder with --out")
         write_json(path, wanted)
         return
     recorded = read_json(path)
@@ -117,13 +117,13 @@ def declare(plan: Plan, folder: Path) -> None:
         if recorded.get(field) != wanted[field]:
             was, now = _difference(recorded.get(field), wanted[field])
             raise LabError(
-                f"{folder} declares another plan; {field} there: {was}, here: {now}; "
-                "give another folder with --out"
+                f"{folder} has another plan; {field} there: {was}, here: {now}; "
+                "choose another folder with --out"
             )
 
 
 def _difference(recorded: Any, wanted: Any) -> tuple[str, str]:
-    """The two values in a length that fits a line, narrowed to the list entry that differs."""
+    """The two values as text, reduced to the first list entry and the keys that differ."""
     if isinstance(recorded, list) and isinstance(wanted, list) and len(recorded) == len(wanted):
         recorded, wanted = next((a, b) for a, b in zip(recorded, wanted, strict=True) if a != b)
     if isinstance(recorded, Mapping) and isinstance(wanted, Mapping):
@@ -133,7 +133,7 @@ def _difference(recorded: Any, wanted: Any) -> tuple[str, str]:
 
 
 def select_rates(plan: Plan, folder: Path) -> dict[str, float]:
-    """Per arm whose rate is open, the rate of its grid with the lowest geometric mean."""
+    """For each arm without a rate, the rate of its grid with the lowest geometric mean."""
     rates: dict[str, float] = {}
     for arm in plan.arms:
         if arm.lr is None:
@@ -152,9 +152,9 @@ def _tuning_scores(plan: Plan, arm: Arm, folder: Path) -> dict[float, float | No
 
 
 def record_selection(plan: Plan, folder: Path, rates: dict[str, float], runs: list[Run]) -> None:
-    """Write ``selection.json``: what was tried, what it scored, what was taken.
+    """Write ``selection.json``: the rates that were tried, their scores and the choice.
 
-    Entries: {"rate": taken, "selected": whether by score, "scores": {rate: statistic}}.
+    Entries: {"rate": the choice, "selected": whether by score, "scores": {rate: statistic}}.
     """
     entries: dict[str, Any] = {}
     for arm in plan.arms:
@@ -175,7 +175,7 @@ def record_selection(plan: Plan, folder: Path, rates: dict[str, float], runs: li
 
 
 def screen(runs: list[Run]) -> dict[str, Any]:
-    """The grokking screen: per optimizer the rate with the lowest sum of grok steps."""
+    """The grokking screen: for each optimizer the rate with the lowest sum of grok steps."""
     sums: dict[str, dict[float, int]] = {}
     for run in runs:
         if run.result is not None:
@@ -198,7 +198,7 @@ def screen(runs: list[Run]) -> dict[str, Any]:
 def measure_timing(
     plan: Plan, folder: Path, data_dir: str | Path | None, say: Callable[[str], None]
 ) -> None:
-    """Interleave the arms the plan wants timed, once, while nothing else runs."""
+    """Measure the step times that the plan asks for, once, while nothing else runs."""
     if not plan.timing or (folder / TIMING).exists():
         return
     arms = {arm.name: arm for arm in plan.arms}
@@ -213,7 +213,7 @@ def measure_timing(
 
 
 def recorded_threads(folder: str | Path) -> int | None:
-    """The threads a campaign was begun with, so that continuing it needs no repeated flag."""
+    """The threads of an existing campaign, so that --threads need not be repeated."""
     path = Path(folder) / PLAN
     if not is_file(path):
         return None
