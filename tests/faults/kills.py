@@ -46,7 +46,7 @@ def carry_out(variant: int, folder: Path, jobs: int) -> None:
         run_campaign(plan_of(variant), folder, jobs=jobs, observer=Silent(), method="fork")
     except LabError as error:
         # A worker was killed: the campaign must say so and stop, not hang or go on.
-        sys.exit(3 if "ended from outside" in str(error) else 4)
+        sys.exit(3 if "the process of run" in str(error) else 4)
 
 
 @functools.cache

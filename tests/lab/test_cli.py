@@ -51,12 +51,12 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("race --steps -5", "--steps must be at least 1, not -5"),
         ("race --jobs 0", "--jobs must be at least 1, not 0"),
         ("race --threads 0", "--threads must be at least 1, not 0"),
-        ("race --width 30", "width 30 must be a multiple"),
+        ("race --width 30", "width (30) must be a multiple"),
         ("race --modulus 1", "modulus must be at least 2, not 1"),
         ("race --lr go-muon=fast", "'fast' is not a number"),
         ("race --adamw-lr -1", "adamw_lr must be a positive number, not -1.0"),
         ("race --seeds x", "--seeds 'x' is not understood"),
-        ("race --seeds 99999999999999999999", "seeds lie between 0 and 18446744073709551615"),
+        ("race --seeds 99999999999999999999", "seeds are between 0 and 18446744073709551615"),
         ("race --seeds 18446744073709551615-18446744073709551616", "616 is too large"),
         (f"race --seeds {'9' * 5000}", "is too large"),
         ("reproduce pbt", "unknown experiment 'pbt'; did you mean 'ptb'?"),
@@ -171,10 +171,10 @@ def test_a_race_whose_arm_diverges_is_timed_and_reported(
 
 
 def test_a_campaign_keeps_the_threads_it_was_begun_with(tmp_path: Path) -> None:
-    assert cli.share(4, jobs=2, threads=3, folder=tmp_path) == (2, 3)
+    assert cli.jobs_and_threads(4, jobs=2, threads=3, folder=tmp_path) == (2, 3)
     (tmp_path / execution.PLAN).write_text('{"threads": 5}')
-    assert cli.share(4, jobs=2, threads=None, folder=tmp_path) == (2, 5)
-    assert cli.share(4, jobs=2, threads=1, folder=tmp_path) == (2, 1)
+    assert cli.jobs_and_threads(4, jobs=2, threads=None, folder=tmp_path) == (2, 5)
+    assert cli.jobs_and_threads(4, jobs=2, threads=1, folder=tmp_path) == (2, 1)
 
 
 def test_dry_run_prints_the_plan_and_runs_nothing(

@@ -69,7 +69,7 @@ def test_commas_alone_are_refused(
     arguments: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     said = refused([*arguments, *SMALL, "--out", str(tmp_path / "out")], capsys)
-    assert f"{arguments[1]} {arguments[2]!r} holds nothing" in said
+    assert f"{arguments[1]} {arguments[2]!r} has no value" in said
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ def test_an_absurd_value_of_a_race_is_refused(
         (f"plan --model torch.nn:Identity --input {'9' * 30}", "without parameters"),
         (
             f"plan --model tests.lab.test_hostile_input:linear --input {'9' * 30}",
-            "refused an input",
+            "fails on an input",
         ),
         ("plan --model .:x", "cannot be imported"),
         (f"report {'x' * 300}", "neither a campaign nor a run"),
@@ -143,7 +143,7 @@ def test_what_does_not_fit_into_memory_is_refused_before_it_is_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     config = addition(width=16_384, layers=1000, heads=2, hidden=65_536)
-    with pytest.raises(LabError, match=r"would take more than [\d,]+ GB of memory"):
+    with pytest.raises(LabError, match=r"would need more than [\d,]+ GB of memory"):
         tasks.build(config)
     small = tasks.least_bytes(addition())
     monkeypatch.setattr(machine, "memory", lambda: small - 1)
@@ -166,7 +166,7 @@ KINDS: list[dict[str, Any]] = [
 def test_a_configuration_of_wrong_kinds_is_refused(change: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(LabError, match=next(iter(change))):
         addition(**change)
-    with pytest.raises(LabError, match="not a usable configuration"):
+    with pytest.raises(LabError, match="invalid configuration"):
         RunConfig.from_dict({**addition().as_dict(), **change}, tmp_path)
 
 

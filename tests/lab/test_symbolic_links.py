@@ -20,7 +20,7 @@ from tests.lab.helpers.tiny_runs import Silent, addition, addition_plan
 from tests.lab.running.test_training import stop_after
 
 PLAN_OF_ONE = addition_plan((Arm("adamw", "AdamW", "adamw", 0.01),))
-WORDS = "is a symbolic link, and the lab writes through none"
+WORDS = "is a symbolic link, and gomuon does not write through links"
 
 
 @pytest.fixture

@@ -45,7 +45,7 @@ def test_broken_mathematics_is_found(
     name: str, broken: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(verification, name, broken)
-    with pytest.raises(LabError, match="do not hold here"):
+    with pytest.raises(LabError, match="checks fail here"):
         verify(seeds=1)
     assert "FAILS" in capsys.readouterr().out
 
@@ -65,7 +65,7 @@ def test_not_a_number_does_not_hold(
 ) -> None:
     nothing = dataclasses.replace(CHECKS[0], residual=lambda random: float("nan"))
     monkeypatch.setattr(verification, "CHECKS", (nothing,))
-    with pytest.raises(LabError, match="1 of 1 do not hold here"):
+    with pytest.raises(LabError, match="1 of 1 checks fail here"):
         verify(seeds=1)
 
 

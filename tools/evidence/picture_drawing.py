@@ -90,7 +90,7 @@ def _losses(axes: Axes, panel: picture_data.LossPanel, style: Style) -> None:
             axes.plot(*zip(*line, strict=True), color=color, lw=0.7, alpha=0.45)
             settled += [y for x, y in line if x >= SETTLED]
         axes.plot(
-            *zip(*comparison.mean, strict=True), color=color, lw=2, label=label(comparison.name, 34)
+            *zip(*comparison.mean, strict=True), color=color, lw=2, label=label(comparison.name, 40)
         )
         if comparison.paper:
             axes.plot(

@@ -66,27 +66,28 @@ def race(
     data_dir: OptionalPath = None,
     out: OptionalPath = None,
 ) -> None:
-    """Race optimizers against each other from the same start on the same data.
+    """Race optimizers against each other, from the same initial parameters on the same data.
 
     Without arguments: Go-MUON, Muon and AdamW learn modular addition, which takes two or three
-    minutes on two cores and downloads nothing. Stopped at any moment, the same command continues.
+    minutes on two cores and downloads nothing. You can stop it at any time: the same command
+    continues.
 
     Args:
-        task: What to learn: grokking (modular addition, the default), ptb or shakespeare.
-        optimizers: Names separated by commas, by default go-muon,muon,adamw; the first is
-            compared with each of the others. All names: gomuon methods.
-        lr: Peak matrix rates, such as go-muon=.08,muon=.16; the others keep their defaults.
-        selection: The selection.json of a gomuon tune or reproduce: task, optimizers, model,
-            rates and momenta are taken from it unless given here.
-        seeds: Such as 0,1,2 or 0-2; every seed pairs all optimizers. By default 0, with a
-            selection the first seed it was not made on.
-        steps: Updates per run; by default the task's own number.
-        adamw_lr: Peak rate of embeddings, norms and vectors; 1e-2 for grokking, else 3e-3.
-        timing: In the end, time the steps of all optimizers in turn.
-        jobs: Runs side by side; by default one per core.
-        threads: Threads per run; by default the cores shared out among the jobs.
-        data_dir: Folder with the corpora; by default GOMUON_DATA, then the cache, then download.
-        out: Folder of the campaign; by default runs/race-TASK (runs/race-TASK-tuned).
+        task: grokking (modular addition, the default), ptb or shakespeare.
+        optimizers: Names separated by commas. Default: go-muon,muon,adamw. The first is compared
+            with each of the others. gomuon methods lists all names.
+        lr: Peak rates of the matrices, such as go-muon=.08,muon=.16; others keep their default.
+        selection: The selection.json written by gomuon tune or reproduce. Task, optimizers, model,
+            rates and momenta come from it unless given here.
+        seeds: Such as 0,1,2 or 0-2; all optimizers run on every seed. Default: 0; with a selection
+            the first seed that it did not use.
+        steps: Updates per run. Default: the task's own number.
+        adamw_lr: Peak rate of embeddings, norms and vectors. Default: 1e-2 for grokking, else 3e-3.
+        timing: At the end, measure the step times of all optimizers in turn.
+        jobs: Runs at the same time. Default: one per core.
+        threads: Threads per run. Default: the cores divided by the jobs.
+        data_dir: Folder with the corpora. Default: GOMUON_DATA, else the cache, else download.
+        out: Folder for the results. Default: runs/race-TASK (runs/race-TASK-tuned).
     """
     picked = None if selection is None else read_selection(selection)
     if picked is not None:
@@ -104,7 +105,7 @@ def race(
         **shape.as_dict(),
     )
     folder = out or Path("runs") / f"race-{task}{'' if picked is None else '-tuned'}"
-    jobs, threads = share(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
+    jobs, threads = jobs_and_threads(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
     carry_out(adapt(plan, threads=threads), folder, jobs, data_dir)
 
 
@@ -126,27 +127,27 @@ def tune(
     data_dir: OptionalPath = None,
     out: OptionalPath = None,
 ) -> None:
-    """Sweep learning rates with the same budget for every method, and pick the best of each.
+    """Try several learning rates with the same budget for every method, and pick the best ones.
 
-    The plan is written down before anything runs; what it picks goes to selection.json, which
-    gomuon race --selection takes. Stopped at any moment, the same command continues.
+    The plan is written to a file before anything runs. The picked rates go to selection.json, for
+    gomuon race --selection. You can stop it at any time: the same command continues.
 
     Args:
-        task: What to learn: grokking (modular addition), ptb or shakespeare (characters).
-        optimizers: Names separated by commas; all of them: gomuon methods.
-        grid: Rates per method, around its default rate; 5, or as many as --rates gives.
-        ratio: From one rate of a grid to the next.
-        rates: Rates of your own, such as go-muon=.02/.04/.08,muon=.01/.02/.04; as many for each.
-        momenta: Tried with every rate of the methods that have a momentum, such as .8,.95; the
-            others get as many candidates from a finer grid.
+        task: grokking (modular addition), ptb or shakespeare.
+        optimizers: Names separated by commas; gomuon methods lists all names.
+        grid: Number of rates per method, around its default rate. Default: 5, or as in --rates.
+        ratio: Each rate divided by the next lower one.
+        rates: Your own rates, such as go-muon=.02/.04/.08,muon=.01/.02/.04; as many for each.
+        momenta: Such as .8,.95; tried with every rate of the methods that have a momentum. Methods
+            without one get the same number of candidates from a finer grid.
         seeds: Such as 0,1,2 or 0-2; the statistic is averaged over them.
-        steps: Updates per run, also the length of the schedule; by default the task's own number.
-        adamw_lr: Peak rate of embeddings, norms and vectors; 1e-2 for grokking, else 3e-3.
-        dry_run: Print the plan and a time estimate from a few real updates; run nothing.
-        jobs: Runs side by side; by default one per core.
-        threads: Threads per run; by default the cores shared out among the jobs.
-        data_dir: Folder with the corpora; by default GOMUON_DATA, then the cache, then download.
-        out: Folder of the campaign; by default runs/tune-TASK.
+        steps: Updates per run, also the length of the schedule. Default: the task's own number.
+        adamw_lr: Peak rate of embeddings, norms and vectors. Default: 1e-2 for grokking, else 3e-3.
+        dry_run: Print the plan and a time estimate from a few real updates; train nothing.
+        jobs: Runs at the same time. Default: one per core.
+        threads: Threads per run. Default: the cores divided by the jobs.
+        data_dir: Folder with the corpora. Default: GOMUON_DATA, else the cache, else download.
+        out: Folder for the results. Default: runs/tune-TASK.
     """
     plan = tuning.tune_plan(
         task,
@@ -161,7 +162,7 @@ def tune(
         **shape.as_dict(),
     )
     folder = out or Path("runs") / f"tune-{task}"
-    parallel, each = share(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
+    parallel, each = jobs_and_threads(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
     plan = adapt(plan, threads=each)
     if dry_run:
         execution.check(plan, data_dir)
@@ -192,24 +193,25 @@ def reproduce(
     data_dir: OptionalPath = None,
     out: OptionalPath = None,
 ) -> None:
-    """Repeat an experiment of the paper and set its figures beside your own.
+    """Repeat an experiment of the paper and compare its numbers with your own.
 
-    The plan (arms, seeds, windows, statistic, rule) is written down before anything runs. Stopped
-    at any moment, the same command continues; finished runs are never repeated.
+    The plan (arms, seeds, windows, statistic, rule) is written to a file before anything runs. You
+    can stop it at any time: the same command continues, and finished runs are not repeated.
 
     Args:
-        name: ptb, shakespeare, grokking, mapback, lazy, or all of them; for what the paper
-            leaves open ablations, adamw-rate, muon-rate-ptb, muon-rate-shakespeare and null-space.
-        seeds: Instead of the declared ones, such as 0,1 or 17402-17404.
-        steps: Updates per run; fewer than declared labels every result as quick.
-        selection: The selection.json of a gomuon tune or reproduce, whose rates and momenta
-            replace the declared ones.
-        quick: A version of a few minutes, labelled as such everywhere.
-        dry_run: Print the plan and a time estimate from a few real updates; run nothing.
-        jobs: Runs side by side; by default one per core.
-        threads: Threads per run; by default the cores shared out among the jobs.
-        data_dir: Folder with the corpora; by default GOMUON_DATA, then the cache, then download.
-        out: Folder of the campaign; by default runs/NAME (runs/NAME-tuned-quick).
+        name: ptb, shakespeare, grokking, mapback, lazy, or all for these five; for questions the
+            paper leaves open: ablations, adamw-rate, muon-rate-ptb, muon-rate-shakespeare,
+            null-space.
+        seeds: Such as 0,1 or 17402-17404, instead of the experiment's own.
+        steps: Updates per run; with fewer than the experiment's own, results are labelled "quick".
+        selection: The selection.json written by gomuon tune or reproduce; its rates and momenta
+            replace the experiment's own.
+        quick: A short version of a few minutes; its results are labelled "quick".
+        dry_run: Print the plan and a time estimate from a few real updates; train nothing.
+        jobs: Runs at the same time. Default: one per core.
+        threads: Threads per run. Default: the cores divided by the jobs.
+        data_dir: Folder with the corpora. Default: GOMUON_DATA, else the cache, else download.
+        out: Folder for the results. Default: runs/NAME (runs/NAME-tuned-quick).
     """
     plans = list(catalogue.EXPERIMENTS.values()) if name == "all" else [catalogue.find(name)]
     if selection is not None:
@@ -224,7 +226,7 @@ def reproduce(
         if out is not None and name == "all":
             folder = out / plan.experiment
         runs = len(plan.tuning_configs()) + len(plan.arms) * len(plan.seeds)
-        parallel, each = share(runs, jobs, threads, folder)
+        parallel, each = jobs_and_threads(runs, jobs, threads, folder)
         plan = adapt(declared, quick=quick, seeds=chosen, steps=steps, threads=each)
         if dry_run:
             execution.check(plan, data_dir)
@@ -239,7 +241,7 @@ def report(folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="
     """Write report.md and the self-contained report.html of a campaign or run folder.
 
     Args:
-        folder: A folder that race or reproduce wrote.
+        folder: A folder written by race, tune or reproduce.
     """
     write_report(folder)
     SafeConsole().print(f"{folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
@@ -256,23 +258,23 @@ def data(
     fetch: Flag = False,
     data_dir: OptionalPath = None,
 ) -> None:
-    """Show which corpora are present; fetch those that are named, or with --fetch all missing.
+    """Show which corpora are present; download missing ones by name, or all with --fetch.
 
     Args:
-        names: ptb, shakespeare; naming a corpus fetches it if it is missing.
-        fetch: Fetch every corpus that is missing.
-        data_dir: Folder with the corpora; by default GOMUON_DATA, then the cache, then download.
+        names: ptb, shakespeare; these are downloaded if they are missing.
+        fetch: Download every corpus that is missing.
+        data_dir: Folder with the corpora. Default: GOMUON_DATA, else the cache, else download.
     """
     for name in names:
         corpora.source_of(name)
     console = SafeConsole()
     wanted = list(names) or (list(corpora.CORPORA) if fetch else [])
-    trouble: LabError | None = None
+    failure: LabError | None = None
     try:
         if wanted:
             corpora.fetch(wanted, data_dir)
     except LabError as error:
-        trouble = error  # the table first: it shows what did arrive
+        failure = error  # print the table first: it shows what was downloaded
     table = Table()
     for head in ("corpus", "file", "bytes", "state", "where"):
         table.add_column(head, justify="right" if head == "bytes" else "left", overflow="fold")
@@ -280,8 +282,8 @@ def data(
         where = str(entry.path) if entry.state == "present" else entry.detail
         table.add_row(entry.name, entry.file, f"{entry.bytes:,}", entry.state, where)
     console.print(table, markup=False)
-    if trouble is not None:
-        raise trouble
+    if failure is not None:
+        raise failure
 
 
 @app.command
@@ -292,11 +294,11 @@ def methods(
     /,
     markdown: Flag = False,
 ) -> None:
-    """Show the methods side by side: geometry, update, amortisation, rate and origin of each.
+    """Compare the methods: geometry, update formula, refresh interval, learning rate and origin.
 
     Args:
-        name: One of them, with its formula, all its defaults and its description.
-        markdown: Print docs/methods.md, which holds all of this.
+        name: Show one method with its formula, defaults and description.
+        markdown: Print docs/methods.md, which has all of this.
     """
     if markdown:
         sys.stdout.write(methods_page.markdown())
@@ -315,10 +317,12 @@ app.command(plan)
 app.command(verify)
 
 
-def share(runs: int, jobs: int | None, threads: int | None, folder: Path) -> tuple[int, int]:
-    """How many runs at a time and how many threads each.
+def jobs_and_threads(
+    runs: int, jobs: int | None, threads: int | None, folder: Path
+) -> tuple[int, int]:
+    """Numbers of parallel runs and of threads per run.
 
-    A campaign keeps the threads it was begun with, because its numbers depend on them.
+    A campaign keeps its first number of threads, because its results depend on it.
     """
     for name, value in (("jobs", jobs), ("threads", threads)):
         if value is not None:
@@ -335,7 +339,7 @@ def carry_out(
     data_dir: Path | None,
     conclude: Conclusion = terminal_summary.print_summary,
 ) -> None:
-    """Run a plan with its display, print its table, write its report."""
+    """Run a plan, show its progress, print its table and write its report."""
     console = SafeConsole()
     console.print(plan.title, style="bold", markup=False, highlight=False)
     if plan.experiment == EXPERIMENT:
@@ -353,7 +357,7 @@ def carry_out(
 
 
 def write_report(folder: Path) -> None:
-    # Imported late: matplotlib takes a while, and a long campaign should start at once.
+    # Imported here: matplotlib is slow to import, and a campaign should start at once.
     importlib.import_module("gomuon.lab.report.writing").write_report(folder)
 
 
@@ -368,12 +372,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"gomuon: {one_line(str(error))}", file=sys.stderr)
         return 2
     except OSError as error:
-        # Whatever a command asks of the disk: a name that is too long, a folder nobody may enter.
+        # From the disk, such as a name that is too long or a folder without permission.
         where = "" if error.filename is None else f"{error.filename}: "
         print(one_line(f"gomuon: {where}{error.strerror or error}"), file=sys.stderr)
         return 2
     except (KeyboardInterrupt, Interrupted) as stopped:
-        # Continuing with --fresh would drop what is kept.
+        # Continuing with --fresh would delete what is kept.
         again = shlex.join(["gomuon", *(word for word in arguments if word != "--fresh")])
         kept = str(stopped) or "nothing is lost"
         print(f"\nstopped; {kept}, continue with: {escaped(again)}", file=sys.stderr)
@@ -385,7 +389,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def dispatch(arguments: list[str]) -> None:
-    """Parse and run; the parser's own messages repeat the arguments, so they get them escaped."""
+    """Parse and run; the parser's messages repeat the arguments, so these are escaped first."""
     shown = [escaped(word) for word in arguments]
     plain = shown == arguments
 
@@ -394,7 +398,7 @@ def dispatch(arguments: list[str]) -> None:
             args=words,
             prog="gomuon",
             config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
-            description="Go-MUON's lab: race optimizers, repeat the paper, read the reports.",
+            description="Go-MUON's lab: race optimizers, repeat the paper, plan costs.",
             console_outputs=outputs,
         )
 

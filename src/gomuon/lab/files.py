@@ -1,7 +1,7 @@
-"""Files that are either whole or absent: atomic writes, JSON and JSON lines with clear errors.
+"""Reading and writing files: atomic writes, JSON and JSON lines, locks, with clear errors.
 
-A folder from elsewhere may hold symbolic links where the lab writes. Nothing is ever written,
-truncated or locked through one: the link is named and refused.
+A folder from someone else may have symbolic links where the lab writes. The lab never writes,
+truncates or locks a file through a link: it refuses and names the link.
 """
 
 from __future__ import annotations
@@ -23,41 +23,40 @@ if sys.platform != "win32":
     import fcntl
 
 
-# Absent where there is no such flag; links are looked for beforehand as well.
+# 0 on systems without such a flag; `refuse_links` checks for links as well.
 NO_LINK = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
 
 def refuse_links(*paths: Path) -> None:
-    """Raise a LabError if one of these names is a symbolic link, which may lead anywhere."""
+    """Raise a LabError if one of these paths is a symbolic link."""
     for path in paths:
         if path.is_symlink():
             raise LabError(
-                f"{path} is a symbolic link, and the lab writes through none inside its folders; "
-                "remove the link, which leaves alone what it leads to, or give another folder "
-                "with --out"
+                f"{path} is a symbolic link, and gomuon does not write through links; remove it "
+                "(its target stays), or choose another folder with --out"
             )
 
 
 def open_own(path: Path, flags: int) -> int:
-    """A descriptor of a plain file that is made if it is missing, and is nobody else's."""
+    """Open a regular file, creating it if it is missing; refuse links, pipes and devices."""
     refuse_links(path)
-    # A pipe or a device would keep us waiting, or swallow what is written.
+    # A pipe or a device could block, or lose what is written.
     if path.exists() and not stat.S_ISREG(path.stat().st_mode):
         raise LabError(
-            f"cannot write {path}: it is not a plain file; give another folder with --out"
+            f"cannot write {path}: it is not a regular file; choose another folder with --out"
         )
     return os.open(path, flags | os.O_CREAT | NO_LINK, 0o666)
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Let ``write`` fill a temporary neighbour, then rename it into place.
+    """Let ``write`` fill a temporary file in the same folder, then rename it to ``path``.
 
-    A kill or a full disk leaves the previous file untouched.
+    If the process is killed or the disk is full, the previous file stays as it was.
     """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         refuse_links(path)
-        # Made anew: an earlier one may be a link that somebody put there.
+        # Created anew: an existing one may be a link that somebody put there.
         temporary.unlink(missing_ok=True)
         os.close(open_own(temporary, os.O_WRONLY | os.O_EXCL))
         write(temporary)
@@ -67,14 +66,14 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     except OSError as error:
         raise cannot_write(path, error) from error
     finally:
-        with contextlib.suppress(OSError):  # such as a name that is too long to be there at all
+        with contextlib.suppress(OSError):  # such as a name that is too long
             temporary.unlink(missing_ok=True)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Drop the temporary files of processes that were killed while writing."""
+    """Delete the temporary files of processes that were killed while writing."""
     for path in folder.glob(".*.part"):
-        if path.is_symlink() or path.is_file():  # of a link only the link goes
+        if path.is_symlink() or path.is_file():  # of a link only the link is removed
             path.unlink(missing_ok=True)
 
 
@@ -84,15 +83,15 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def _write_text(path: Path, text: str) -> None:
-    # A name that is not UTF-8 becomes an escape of JSON's own, and is read back as it was.
+    # A name that is not UTF-8 becomes a JSON escape, so that it can be read back.
     path.write_bytes(text.encode("utf-8", "backslashreplace"))
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object, or a LabError that names the file."""
+    """Read a JSON object; a LabError names the file if that fails."""
     try:
         if (size := readable_size(path)) > LARGEST_JSON:
-            raise LabError(f"{path} has {size:,} bytes, which no file of the lab has; remove it")
+            raise LabError(f"{path} has {size:,} bytes, more than any file of gomuon; remove it")
         value = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise LabError(f"cannot read {path}: {error.strerror or error}") from error
@@ -104,10 +103,10 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def readable_size(path: Path) -> int:
-    """The bytes of a file; a pipe or a device, which may never end, is refused."""
+    """The size of a file in bytes; pipes and devices, which may never end, are refused."""
     found = path.stat()
     if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
-        raise LabError(f"cannot read {path}: it is not a plain file")
+        raise LabError(f"cannot read {path}: it is not a regular file")
     return found.st_size
 
 
@@ -116,8 +115,8 @@ def read_json_lines(path: Path, *, whole: bool) -> list[dict[str, Any]]:
 
     Args:
         path: the file; a missing one counts as empty.
-        whole: whether a truncated last line is an error (a finished run) or the trace of a kill,
-            which the next resume heals and which is dropped here.
+        whole: True for a finished run: a truncated last line is an error. False for a run that may
+            have been killed while writing: a truncated last line is ignored.
     """
     try:
         readable_size(path)
@@ -130,7 +129,7 @@ def read_json_lines(path: Path, *, whole: bool) -> list[dict[str, Any]]:
 
 
 def read_first_lines(path: Path, length: int) -> list[dict[str, Any]]:
-    """The objects in the first ``length`` bytes of a JSON-lines file, which end with a line."""
+    """The objects in the first ``length`` bytes of a JSON-lines file."""
     try:
         _require_length(path, length)
         if not length:
@@ -143,11 +142,11 @@ def read_first_lines(path: Path, length: int) -> list[dict[str, Any]]:
 
 
 def _require_length(path: Path, length: int) -> None:
-    # Of a missing file nothing is left either; truncating would make it up from zeros.
+    # A missing file has length 0. Without this check, truncating would fill it with zeros.
     if (path.stat().st_size if path.exists() else 0) < length:
         raise LabError(
             f"{path} is shorter than its checkpoint says; "
-            "delete this run's folder and run the campaign again to repeat it"
+            "delete this run's folder and run the command again to repeat it"
         )
 
 
@@ -170,7 +169,7 @@ def _objects(path: Path, content: bytes, whole: bool) -> list[dict[str, Any]]:
                 break
             raise LabError(
                 f"{path}, line {number}: truncated or damaged; "
-                "delete this run's folder and run the campaign again to repeat it"
+                "delete this run's folder and run the command again to repeat it"
             ) from None
         values.append(value)
     return values
@@ -181,23 +180,25 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise cannot_write(path, error) from error
-    # Root passes every permission check on an ordinary file system, so ask the kernel as well.
+    # mkdir succeeds for an existing folder even if nothing can be written into it.
     if not os.access(path, os.W_OK | os.X_OK):
-        raise LabError(f"cannot write {path}: the folder is read-only; give another one with --out")
+        raise LabError(
+            f"cannot write {path}: the folder is read-only; choose another one with --out"
+        )
 
 
 def cannot_write(path: Path, error: OSError) -> LabError:
     return LabError(
         f"cannot write {path}: {error.strerror or error}; "
-        "nothing is lost, repeat the same command to continue once this is mended"
+        "nothing is lost: fix this and repeat the same command to continue"
     )
 
 
 class Journal:
-    """A JSON-lines file written one line at a time, each flushed as it comes."""
+    """Appends lines to a JSON-lines file and flushes each of them."""
 
     def __init__(self, path: Path, length: int) -> None:
-        """Open for appending after the first ``length`` bytes; what follows them is cut off."""
+        """Open for appending after the first ``length`` bytes; the rest is cut off."""
         self.path = path
         try:
             refuse_links(path)
@@ -218,24 +219,24 @@ class Journal:
         self.length += len(line)
 
     def sync(self) -> None:
-        """Put the lines on the disk, so that no checkpoint counts lines a power cut could take."""
+        """Write the lines to the disk before a checkpoint that counts them is saved."""
         try:
             os.fsync(self._file.fileno())
         except OSError as error:
             raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
-        # After a failed write, closing tries to flush the same bytes again and fails again.
+        # After a failed write, closing flushes the same bytes again and fails again.
         with contextlib.suppress(OSError):
             self._file.close()
 
 
 @contextlib.contextmanager
 def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
-    """Hold the folder for this process alone.
+    """Lock the folder, so that no other process works in it.
 
-    A killed process gives its lock back by itself; an orphan that is about to notice its parent's
-    death is waited for.
+    The system releases the lock of a killed process. Its workers stop by themselves within a few
+    seconds, so the lock is waited for.
     """
     if sys.platform == "win32":  # has no flock
         yield
@@ -252,6 +253,8 @@ def locked(folder: Path, patience: float = 20.0) -> Iterator[None]:
                 break
             except OSError:
                 if time.monotonic() > deadline:
-                    raise LabError(f"another process is already at work in {folder}") from None
+                    raise LabError(
+                        f"another process is working in {folder}; wait for it or stop it"
+                    ) from None
                 time.sleep(0.05)
         yield

@@ -1,4 +1,4 @@
-"""Numbers as the report writes them: fixed decimals, a real minus sign, a dash for the absent."""
+"""Numbers and lists as text: fixed decimals, a real minus sign, a dash for missing values."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def signed(value: float, decimals: int = 5) -> str:
 
 
 def percent(value: float, decimals: int = 2) -> str:
-    """A share, such as -0.0038, as signed per cent."""
+    """A fraction such as -0.0038 as a signed percentage."""
     return f"{signed(100 * value, decimals)} %" if math.isfinite(value) else ABSENT
 
 
@@ -51,7 +51,7 @@ def window(bounds: tuple[int, int]) -> str:
 
 
 def listing(items: list[str]) -> str:
-    """a, b and c."""
+    """Joined as in "a, b and c"."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 

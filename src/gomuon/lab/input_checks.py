@@ -13,7 +13,7 @@ from gomuon.lab.errors import LabError
 
 DEEPEST = 50  # levels of nesting; the lab's own files have fewer than ten
 LARGEST_JSON = 100_000_000  # bytes; the lab's own files have a few thousand
-# What a value of a wrong kind or size can bring about where it is used.
+# What Python raises when a value of a wrong type or size is used.
 BAD_VALUE_ERRORS = (
     LookupError,
     TypeError,
@@ -25,10 +25,10 @@ BAD_VALUE_ERRORS = (
 
 
 def parse_json(text: str) -> Any:
-    """A JSON value.
+    """Parse a JSON value.
 
     Raises:
-        ValueError: it is none, or it is nested so deep that using it would end the interpreter.
+        ValueError: it is not JSON, or nested so deeply that using it could crash Python.
     """
     try:
         value = json.loads(text)
@@ -50,22 +50,22 @@ def _parts(value: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def errors_naming(place: Path) -> Iterator[None]:
-    """Let values of a wrong kind end in one line that names where they are from.
+    """Turn errors caused by wrong values into a LabError that names the file or folder.
 
-    Readers name the file and the field of what they check. This is for the rest: a report, a page
-    or a table that is made from many fields of many files.
+    Readers of single files name the wrong field. This is for reports and tables, which use many
+    fields of many files.
     """
     try:
         yield
     except BAD_VALUE_ERRORS as error:
         raise LabError(
-            f"{place} holds values that do not fit together ({type(error).__name__}: {error}); "
-            "put the files back as gomuon wrote them; if nobody changed them, please report this"
+            f"{place} has values that do not fit together ({type(error).__name__}: {error}); "
+            "restore the files as gomuon wrote them; if nobody changed them, please report this"
         ) from error
 
 
 def is_file(path: Path) -> bool:
-    """As Path.is_file, and False for a name that no file can have: one that is too long, say."""
+    """As Path.is_file, but False for a name that no file can have, such as one that is too long."""
     try:
         return path.is_file()
     except OSError:
@@ -73,14 +73,14 @@ def is_file(path: Path) -> bool:
 
 
 def is_folder(path: Path) -> bool:
-    """As Path.is_dir, and False for a name that no folder can have."""
+    """As Path.is_dir, but False for a name that no folder can have."""
     try:
         return path.is_dir()
     except OSError:
         return False
 
 
-# The most a whole number may be, by the name of its flag or field.
+# The largest value of each integer, by the name of its flag or field.
 MOST = {
     "steps": 10_000_000,
     "jobs": 1_024,
@@ -91,7 +91,7 @@ MOST = {
     "hidden": 65_536,
     "length": 65_536,
     "batch": 65_536,
-    "modulus": 1_000,  # a batch holds half of all pairs, each with a logit for every number: p³/2
+    "modulus": 1_000,  # a batch has p²/2 pairs with p logits each
     "evaluate_every": 10_000_000,
     "checkpoint_every": 10_000_000,
     "grid": 10_000,
@@ -105,10 +105,12 @@ MOST = {
 
 
 def require_whole(name: str, value: Any, least: int = 1, most: int | None = None) -> None:
-    """Refuse what is no whole number from `least` to `most`, by default the name's own.
+    """Require an integer from `least` to `most`, which defaults to MOST[name].
+
+    `name` may be a flag with its dashes.
 
     Raises:
-        LabError: it is not; `name` may be written as a flag, with dashes before it.
+        LabError: the value is something else.
     """
     if isinstance(value, bool) or not isinstance(value, int):
         raise LabError(f"{name} must be a whole number, not {value!r}")
@@ -120,8 +122,8 @@ def require_whole(name: str, value: Any, least: int = 1, most: int | None = None
 
 
 def require_positive(name: str, value: Any) -> None:
-    """Refuse what is no positive finite number."""
+    """Require a positive finite number, else raise a LabError."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise LabError(f"{name} must be a number, not {value!r}")
-    if not 0 < value <= sys.float_info.max:  # not so for NaN
+    if not 0 < value <= sys.float_info.max:  # False for NaN
         raise LabError(f"{name} must be a positive number, not {value}")

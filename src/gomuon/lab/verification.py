@@ -1,4 +1,4 @@
-"""The command `gomuon verify`: what the paper proves, checked in this machine's arithmetic."""
+"""`gomuon verify`: checks the paper's theorems numerically on this machine."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ from gomuon.lab.terminal import SafeConsole
 ALPHA = 0.25
 SHAPES = ((48, 32), (32, 48), (40, 40))
 UPDATES = 12
-MOST_SEEDS = 1_000  # which takes about an hour
+MOST_SEEDS = 1_000  # takes about an hour
 
 
 @dataclass(frozen=True)
 class RandomMatrices:
-    """Where and on what to compute: random matrices of a seed, on a device."""
+    """Random matrices of a seed, on a device."""
 
     device: torch.device
     dtype: torch.dtype
     seed: int
 
     def normal(self, *shape: int) -> Tensor:
-        # Drawn on the CPU, so that every device is asked the same.
+        # Drawn on the CPU, so that every device gets the same numbers.
         generator = torch.Generator().manual_seed(1000 * self.seed + sum(shape))
         return torch.randn(*shape, generator=generator, dtype=self.dtype).to(self.device)
 
     def factor(self, d: int) -> Tensor:
-        """A moment of 2d rows of unequal scales."""
+        """A second moment [d, d] of 2d rows with columns of different scales."""
         rows = self.normal(2 * d, d) * torch.logspace(0, -1, d, dtype=self.dtype).to(self.device)
         return rows.mT @ rows / (2 * d)
 
@@ -60,9 +60,9 @@ class RandomMatrices:
 
 @dataclass(frozen=True)
 class Check:
-    """A statement of the paper or of this package, with the most its residual may be.
+    """A statement of the paper or of this package, and the largest residual it may have.
 
-    `residual` is the worst found at a random; 0 is perfect.
+    `residual` computes the worst case for random matrices of one seed; 0 is perfect.
     """
 
     what: str
@@ -72,7 +72,7 @@ class Check:
 
 
 def problems(random: RandomMatrices) -> Iterable[tuple[Tensor, Tensor, Tensor, Tensor, Tensor]]:
-    """M, A, B, P_B, P_A in every shape."""
+    """M, A, B, P_B, P_A for every shape."""
     for m, n in SHAPES:
         A, B = random.factor(n), random.factor(m)
         yield random.normal(m, n), A, B, inverse_root(B, ALPHA), inverse_root(A, ALPHA)
@@ -93,7 +93,7 @@ def oracle_radius(random: RandomMatrices) -> float:
 
 
 def cached_alignment(random: RandomMatrices) -> float:
-    """How far below zero the alignment with the source ever falls, over its own size."""
+    """How negative the alignment with the source becomes, relative to its nuclear norm."""
     later = RandomMatrices(random.device, random.dtype, random.seed + 1)
     worst = 0.0
     for (M, *_), (_, _, _, left, right) in zip(problems(random), problems(later), strict=True):
@@ -103,7 +103,7 @@ def cached_alignment(random: RandomMatrices) -> float:
 
 
 def grafted_bounds(random: RandomMatrices) -> float:
-    """By how much either bound of Proposition 5 is missed."""
+    """By how much the bounds of Proposition 5 are violated."""
     worst = 0.0
     for M, A, B, left, right in problems(random):
         D = frobenius_graft(matched_direction(M, left, right))
@@ -146,7 +146,7 @@ def label_mismatch(random: RandomMatrices) -> float:
 
 
 def sparse_average(random: RandomMatrices) -> float:
-    """The paper's 3.99537 and 32.3714, as printed."""
+    """Difference to the paper's printed values 3.99537 and 32.3714."""
     found = theory.sparse_variance_ratio(0.97, 4), theory.sparse_lag(0.97, 4)
     return max(abs(found[0] - 3.99537), abs(found[1] - 32.3714) / 10)
 
@@ -165,7 +165,7 @@ def accurate_polar(random: RandomMatrices) -> float:
 
 
 def plain_loop(random: RandomMatrices) -> float:
-    """Weights after some updates, apart from a script's that goes layer by layer."""
+    """Difference of the weights after some updates to those of a plain loop over layers."""
     torch_state = torch.random.get_rng_state()
     torch.manual_seed(random.seed)
     model = nn.Sequential(nn.Linear(12, 20, bias=False), nn.Tanh(), nn.Linear(20, 8, bias=False))
@@ -205,14 +205,14 @@ CHECKS = (
 
 
 def verify(device: OptionalText = "cpu", seeds: int = 5) -> None:
-    """Check on this machine what the paper proves and what this package promises.
+    """Check numerically what the paper proves and what this package promises.
 
-    Every line is computed with random matrices of every seed, in float64 except where it says so;
-    the worst is shown beside the most it may be. Takes some seconds.
+    Each line uses random matrices of every seed, in float64 unless it says otherwise, and shows the
+    worst residual and the largest one allowed. Takes some seconds.
 
     Args:
-        device: Such as cpu or cuda; it must have float64.
-        seeds: How many sets of random matrices.
+        device: Such as cpu or cuda; it must support float64.
+        seeds: Number of sets of random matrices.
     """
     require_whole("--seeds", seeds, most=MOST_SEEDS)
     target = _device(device)
@@ -225,14 +225,14 @@ def verify(device: OptionalText = "cpu", seeds: int = 5) -> None:
         worst = max(
             check.residual(RandomMatrices(target, torch.float64, seed)) for seed in range(seeds)
         )
-        holds = worst <= check.most  # not so for NaN
+        holds = worst <= check.most  # False for NaN
         failed += [] if holds else [check.what]
         verdict = "holds" if holds else "FAILS"
         table.add_row(check.what, check.where, f"{worst:.1e}", f"{check.most:.0e}", verdict)
     SafeConsole().print(table, markup=False)
     if failed:
         raise LabError(
-            f"{len(failed)} of {len(CHECKS)} do not hold here: {'; '.join(failed)}. Please report "
+            f"{len(failed)} of {len(CHECKS)} checks fail here: {'; '.join(failed)}. Please report "
             "this table with your versions of torch, driver and BLAS"
         )
 
@@ -241,7 +241,7 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
         torch.zeros(1, dtype=torch.float64, device=device).sum().item()
-    except Exception as error:  # a back end may raise anything
+    except Exception as error:  # a backend may raise anything
         reason = " ".join(str(error).split())[:120]
         raise LabError(f"--device {name!r} cannot be used in float64: {reason}") from None
     return device

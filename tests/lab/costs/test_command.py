@@ -151,7 +151,13 @@ def test_the_tables_stay_on_the_screen(
     assert cli.main(["plan", "character", "--ranks", "2"]) == 0
     text = capsys.readouterr().out
     assert max(cell_len(line) for line in text.splitlines()) <= columns
-    for words in ("linear layer", "Go-MUON", "Shampoo", "sent, refresh step", "4 more with"):
+    for words in (
+        "linear layer",
+        "Go-MUON",
+        "Shampoo",
+        "sent, refresh step",
+        "4 more; show them",
+    ):
         assert words in text
     assert cli.main(["plan", "character", "--ranks", "2", "--owners"]) == 0
     assert "trunk.blocks.2.mlp.down.weight" in capsys.readouterr().out
@@ -160,31 +166,34 @@ def test_the_tables_stay_on_the_screen(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("", "name one model: a configuration such as gpt2-124m"),
+        ("", "give one model: a name such as gpt2-124m"),
         ("llama7b", "unknown model 'llama7b'; did you mean 'llama-7b'?"),
-        ("character --model a:b", "name one model"),
+        ("character --model a:b", "give one model"),
         ("character --ranks 0", "--ranks must be at least 1, not 0"),
-        ("character --ranks 6 --shards 4", "--shards 4 must divide the 6 ranks"),
-        ("character --ranks 4 --shards 2 --replicate", "--replicate needs whole models"),
+        ("character --ranks 6 --shards 4", "--ranks (6) must be a multiple of --shards (4)"),
+        ("character --ranks 4 --shards 2 --replicate", "--replicate needs --shards 1, not 2"),
         ("character --tokens -1", "--tokens must be at least 1, not -1"),
         ("character --dtype float31", "unknown dtype 'float31'; did you mean 'float32'?"),
         ("character --polar sdv", "unknown polar method 'sdv'; did you mean 'svd'?"),
         ("character --optimizers soap", "no cost model of 'soap' yet; plan for"),
         ("character --optimizers go-muo", "did you mean 'go-muon'?"),
-        ("character --optimizers ,", "names none"),
-        ("character --input 1,2", "--input '1,2' goes with --model"),
+        ("character --optimizers ,", "has no names"),
+        ("character --input 1,2", "--input '1,2' needs --model"),
         ("--model nowhere", "write package.module:function"),
         ("--model nowhere:made", "cannot be imported"),
         ("--model gomuon.lab.experiments.models:NORM", "cannot be imported"),
         ("--model gomuon.lab.experiments.models:Block", "cannot be built on the meta device"),
-        ("--model builtins:dict", "gave a dict; expected a torch.nn.Module"),
-        ("--model torch.nn:ReLU", "'torch.nn:ReLU' gave a ReLU without parameters; name a model"),
-        ("--model torch.nn:ReLU --input 3,8", "gave a ReLU without parameters"),
+        ("--model builtins:dict", "returned a dict; expected a torch.nn.Module"),
+        (
+            "--model torch.nn:ReLU",
+            "returned a ReLU without parameters; give another",
+        ),
+        ("--model torch.nn:ReLU --input 3,8", "returned a ReLU without parameters"),
         (
             "--model tests.lab.costs.test_command:Custom --input 3,x",
             "--input '3,x' is not understood",
         ),
-        ("--model tests.lab.costs.test_command:Custom --input 3,9", "refused an input of"),
+        ("--model tests.lab.costs.test_command:Custom --input 3,9", "fails on an input of"),
         ("--markdown nowhere.md", "nowhere.md cannot be read"),
     ],
 )

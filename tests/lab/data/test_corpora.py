@@ -110,7 +110,7 @@ def test_search_order_is_argument_then_environment_then_cache(
     for path in expected:
         assert corpora.fetch(["made"], places[0]) == [path]
         path.unlink()
-    with pytest.raises(LabError, match="could not be fetched"):
+    with pytest.raises(LabError, match="could not be downloaded"):
         corpora.fetch(["made"], places[0])
 
 
@@ -155,7 +155,7 @@ def test_a_bad_download_leaves_nothing(
     content: bytes, fail_after: int | None, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(downloads.pooch, "HTTPDownloader", serving(content, fail_after))
-    with pytest.raises(LabError, match="not here and could not be fetched") as caught:
+    with pytest.raises(LabError, match="not found and could not be downloaded") as caught:
         corpora.load("made")
     if fail_after is None:
         assert sha256(content) in str(caught.value)
@@ -201,10 +201,10 @@ def test_a_huge_download_is_refused_unread(cache: Path, monkeypatch: pytest.Monk
 def test_a_folder_that_does_not_exist_is_not_a_reason_to_download(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(LabError, match=r"--data-dir names .*absent.*not a folder"):
+    with pytest.raises(LabError, match=r"--data-dir is .*absent.*not a folder"):
         corpora.load("made", tmp_path / "absent")
     monkeypatch.setenv("GOMUON_DATA", str(tmp_path / "gone"))
-    with pytest.raises(LabError, match=r"GOMUON_DATA names .*gone.*not a folder"):
+    with pytest.raises(LabError, match=r"GOMUON_DATA is .*gone.*not a folder"):
         corpora.load("made")
 
 

@@ -111,8 +111,8 @@ def test_modular_model_tells_a_from_b() -> None:
 @pytest.mark.parametrize(
     ("shape", "word"),
     [
-        ({"width": 10, "heads": 4}, "width 10"),
-        ({"width": 12, "heads": 4}, "width 12"),  # heads of odd width cannot be rotated
+        ({"width": 10, "heads": 4}, "width \\(10\\)"),
+        ({"width": 12, "heads": 4}, "width \\(12\\)"),  # heads of odd width cannot be rotated
         ({"layers": 0}, "layers"),
         ({"heads": 0}, "heads"),
         ({"hidden": -1}, "hidden"),

@@ -103,5 +103,5 @@ def test_what_cannot_be_built_is_named(changes: dict[str, object], words: str) -
 
 
 def test_a_shape_that_does_not_fit_is_a_users_error() -> None:
-    with pytest.raises(LabError, match="width 9"):
+    with pytest.raises(LabError, match=r"width \(9\)"):
         tasks.build_model(tasks.build(addition(width=9)))

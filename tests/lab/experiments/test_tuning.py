@@ -60,7 +60,7 @@ def test_momenta_multiply_candidates_and_who_has_none_gets_as_many_rates() -> No
     given = "soap=1e-3/2e-3/4e-3/8e-3,muon=.01/.02"
     plan = tuning.tune_plan("ptb", "muon,soap", rates=given, momenta=".8,.95")
     assert [len(rates_of(plan, name)) for name in ("muon", "soap")] == [4, 4]
-    with pytest.raises(LabError, match="soap: it has no momentum, so it gets 2 rates for each"):
+    with pytest.raises(LabError, match="soap: it has no momentum and needs 2 rates for each"):
         tuning.tune_plan("ptb", "muon,soap", rates="soap=1e-3/2e-3/4e-3", momenta=".8,.95")
 
 
@@ -82,9 +82,12 @@ def test_rates_can_be_given_and_the_rest_gets_as_many() -> None:
         ("--ratio -2", "--ratio must be a number above 1, not -2"),
         ("--ratio 1", "--ratio must be a number above 1, not 1"),
         ("--ratio nan", "--ratio must be a number above 1, not nan"),
-        ("--ratio 1.0000001", "gives no 5 different rates"),
-        ("--ratio 1e200", "--grid 5 with --ratio 1e+200 gives no 5 different rates above 0; give"),
-        ("--grid 5000", "--grid 5000 with --ratio 2 gives no 5000 different rates"),
+        ("--ratio 1.0000001", "does not give 5 different rates"),
+        (
+            "--ratio 1e200",
+            "--ratio 1e+200 does not give 5 different rates above 0; use",
+        ),
+        ("--grid 5000", "--grid 5000 with --ratio 2 does not give 5000 different rates"),
         ("--rates muon=", "--rates muon= has no rates"),
         ("--rates muon=.1/x", "'x' is not a number"),
         ("--rates muon=.1/-1", "a rate must be positive, not -1"),
@@ -289,7 +292,7 @@ def selection_file(folder: Path, **changes: Any) -> Path:
         ({"methods": {"muon": {**MUON, "statistic": "low"}}}, "the statistic of muon is 'low'"),
         ({"methods": {"muon": {**MUON, "candidates": [{}]}}}, "'rate' is missing"),
         ({"methods": {"mun": {"rate": 1, "momentum": None}}}, "did you mean 'muon'"),
-        ({"order": ["muon", "soap"]}, "['muon', 'soap'], is not of its methods"),
+        ({"order": ["muon", "soap"]}, "['muon', 'soap'], does not match its methods"),
         ({"task": "pbt"}, "did you mean 'ptb'"),
         ({"settings": 3}, "is not a selection of gomuon tune"),
     ],

@@ -22,7 +22,7 @@ from gomuon.lab.report.document import (
     Standing,
     Table,
 )
-from gomuon.lab.report.html import render_page, style
+from gomuon.lab.report.html import render_html, style
 from gomuon.lab.report.markdown import escape, render_markdown
 from gomuon.lab.report.plots import AccuracyCurve, AccuracyPanel, DifferenceRow, LossCurves
 from gomuon.lab.report.svg import DARK, LIGHT
@@ -36,7 +36,7 @@ def document(*blocks: Block, folded: bool = False, **changes: object) -> Documen
         "title": "A title",
         "headline": "A headline",
         "evidence": "",
-        "lede": "A lede",
+        "introduction": "An introduction",
         "sections": (Section("A section", blocks, folded),),
     }
     return Document(**(facts | changes))  # type: ignore[arg-type]
@@ -59,8 +59,8 @@ BLOCKS: tuple[Block, ...] = (
 @pytest.mark.parametrize("folded", [False, True])
 def test_every_part_of_a_page_is_escaped(block: Block, folded: bool) -> None:
     standing = Standing(MARK, MARK, MARK, MARK, MARK, color=99, winner=True)
-    texts = dict.fromkeys(("title", "headline", "evidence", "lede"), MARK)
-    page = render_page(document(block, folded=folded, standings=(standing,), quick=True, **texts))
+    texts = dict.fromkeys(("title", "headline", "evidence", "introduction"), MARK)
+    page = render_html(document(block, folded=folded, standings=(standing,), quick=True, **texts))
     tags = Tags(page)
     assert not [tag for tag, _ in tags.found if tag == "b"]
     assert not [a for _, a in tags.found if "onclick" in a or a.get("class") == "y"]
@@ -70,7 +70,9 @@ def test_every_part_of_a_page_is_escaped(block: Block, folded: bool) -> None:
 
 @pytest.mark.parametrize("block", BLOCKS)
 def test_every_part_of_the_markdown_is_escaped(block: Block) -> None:
-    text = render_markdown(document(block, title=MARK, headline=MARK, evidence=MARK, lede=MARK))
+    text = render_markdown(
+        document(block, title=MARK, headline=MARK, evidence=MARK, introduction=MARK)
+    )
     assert "<" not in text
     assert not re.search(r"(?<!\\)[`\[]", text)
     assert not re.search(r"(?<![\\*\n])\*(?!\*|amp|&)[a-z]", text)
@@ -101,7 +103,7 @@ def test_tables_keep_their_shape() -> None:
     table = Table("Caption", ("name", "figure"), (("group",), ("a", Cell("1", best=True))))
     text = render_markdown(document(table))
     assert text.endswith("| name | figure |\n| --- | ---: |\n| group |  |\n| a | **1** |\n")
-    page = render_page(document(table))
+    page = render_html(document(table))
     assert '<th colspan="2" class="head">group</th>' in page
     assert '<td class="value"><strong>1</strong></td>' in page
     assert 'role="region" tabindex="0"' in page  # a keyboard can scroll it
@@ -114,9 +116,9 @@ def test_both_palettes_reach_the_page() -> None:
 
 
 def test_quick_is_said_before_anything_else() -> None:
-    page = render_page(document(quick=True))
+    page = render_html(document(quick=True))
     assert page.index("QUICK") < page.index("<h1>")
-    assert "QUICK" not in render_page(document())
+    assert "QUICK" not in render_html(document())
     assert render_markdown(document(quick=True)).splitlines()[2].startswith("> **QUICK")
 
 

@@ -172,7 +172,7 @@ def test_shakespeare_shows_its_tuning_and_both_controls(quick: Quick) -> None:
     markdown, _ = quick("shakespeare")
     assert len(rows_of(markdown, "muon-lr0.02")) == 1
     assert rows_of(markdown, "go-muon-lr0.08")[0][3] == "1.45132"
-    assert "minus Muon + Q/K (a reading)" in markdown
+    assert "minus Muon + Q/K (our interpretation)" in markdown
     assert "minus Muon (tuned)" in markdown
 
 

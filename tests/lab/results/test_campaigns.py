@@ -98,13 +98,13 @@ def test_a_shortened_result_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seeds": "many"}, "not a plan"),
+        ({"seeds": "many"}, "not a valid plan"),
         ({"arms": [{}]}, "is missing"),
-        ({"arms": 3}, "not a plan"),
+        ({"arms": 3}, "not a valid plan"),
         ({"windows": ["9-3"]}, "window '9-3' is empty"),
-        ({"windows": ["all"]}, "not a plan"),
-        ({"comparisons": [["muon", "nobody"]]}, "'nobody', which is no arm"),
-        ({"comparisons": ["muon"]}, "not a plan"),
+        ({"windows": ["all"]}, "not a valid plan"),
+        ({"comparisons": [["muon", "nobody"]]}, "'nobody', which is not an arm"),
+        ({"comparisons": ["muon"]}, "not a valid plan"),
         ({"steps": "ten"}, "declares 'ten'"),
     ],
 )
@@ -128,7 +128,7 @@ def test_a_missing_field_of_a_plan_is_named(field: str, tmp_path: Path) -> None:
 def test_a_damaged_timing_is_refused(tmp_path: Path) -> None:
     folder = write_campaign(tmp_path / "c", race(steps=20))
     (folder / "timing.json").write_text('{"arms": 3}')
-    with pytest.raises(LabError, match="not an interleaved timing"):
+    with pytest.raises(LabError, match="not a valid timing file"):
         write_report(folder)
 
 
@@ -137,7 +137,7 @@ def test_an_arm_cannot_lead_out_of_the_folder(tmp_path: Path) -> None:
     plan = json.loads((folder / "plan.json").read_text())
     plan["arms"][0]["name"] = "../../elsewhere"
     (folder / "plan.json").write_text(json.dumps(plan))
-    with pytest.raises(LabError, match="no folder name"):
+    with pytest.raises(LabError, match="not a folder name"):
         write_report(folder)
 
 

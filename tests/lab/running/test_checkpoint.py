@@ -47,7 +47,7 @@ def refused(folder: Path, optimizer: str = "adamw") -> str:
 )
 def test_a_checkpoint_of_something_else(content: Any, tmp_path: Path) -> None:
     torch.save(content, begun(tmp_path))
-    assert f"{CHECKPOINT} cannot be continued from" in refused(tmp_path)
+    assert f"{CHECKPOINT} cannot be used" in refused(tmp_path)
 
 
 @pytest.mark.parametrize("kind", ["cut", "flipped"])
@@ -94,7 +94,7 @@ FORGERIES: dict[str, Callable[[State], Any]] = {
     "the first 0 bytes of metrics.jsonl are not its updates": lambda s: lengths(s, **{METRICS: 0}),
     "the first 0 bytes of timing.jsonl are not its updates": lambda s: lengths(s, **{TIMING: 0}),
     "a parameter is at step 5, not 4": lambda s: s.update(step=4),
-    "has other settings": lambda s: s["optimizer"]["param_groups"][0].update(weight_decay=5.0),
+    "not those of the run": lambda s: s["optimizer"]["param_groups"][0].update(weight_decay=5.0),
     "exp_avg of a parameter is": lambda s: s["optimizer"]["state"][0].update(exp_avg=torch.ones(7)),
     "its optimizer has []": lambda s: s["optimizer"].update(state={}),
 }
@@ -145,7 +145,7 @@ def test_a_state_that_fails_in_the_next_update_is_a_damaged_checkpoint(
         return updates(session, step)
 
     monkeypatch.setattr(training.Session, "update", update)
-    assert "cannot be continued from (IndexError" in refused(tmp_path)
+    assert "cannot be used (IndexError" in refused(tmp_path)
 
 
 def test_a_line_without_its_numbers_ends_in_words(tmp_path: Path) -> None:
@@ -157,5 +157,5 @@ def test_a_line_without_its_numbers_ends_in_words(tmp_path: Path) -> None:
     state = torch.load(path, weights_only=True)
     state["lengths"][METRICS] = len(content)
     torch.save(state, path)
-    with pytest.raises(LabError, match=rf"{METRICS}: a line lacks its numbers \(KeyError"):
+    with pytest.raises(LabError, match=rf"{METRICS}: a line lacks values \(KeyError"):
         train(addition(), tmp_path)

@@ -35,7 +35,7 @@ def carry_out(folder: Path) -> None:
         run_campaign(PLAN, folder, jobs=2, observer=Silent(), method="fork")
     except LabError as error:
         # A worker of this campaign was killed: it must say so and stop, not hang or go on.
-        sys.exit(3 if "ended from outside" in str(error) else 4)
+        sys.exit(3 if "the process of run" in str(error) else 4)
 
 
 def children_of(pid: int) -> list[int]:

@@ -77,8 +77,8 @@ def test_a_run_continued_by_other_code_says_so(
     assert run.resumed[1].versions == {"torch": "made"}
     assert run.resumed[1].machine == run.machine
     assert said == [
-        "run: commit changed after update 5; manifest.json has what was and what is",
-        "run: versions changed after update 7; manifest.json has what was and what is",
+        "run: commit changed after update 5; manifest.json has the old and the new values",
+        "run: versions changed after update 7; manifest.json has the old and the new values",
     ]
     train(addition(), tmp_path / "whole")
     assert metrics_of(tmp_path / "run") == metrics_of(tmp_path / "whole")
@@ -201,7 +201,7 @@ def test_another_configuration_is_refused_by_field(
     change: dict[str, Any], field: str, finished: bool, tmp_path: Path
 ) -> None:
     train(addition(), tmp_path, stop=stop_after(99 if finished else 4))
-    with pytest.raises(LabError, match=f"begun with {field}"):
+    with pytest.raises(LabError, match=f"started with {field}"):
         train(addition(**change), tmp_path)
 
 
@@ -217,7 +217,7 @@ def test_a_damaged_checkpoint_is_named_and_nothing_is_overwritten(tmp_path: Path
     train(addition(), tmp_path, stop=stop_after(5))
     before = metrics_of(tmp_path)
     (tmp_path / CHECKPOINT).write_bytes(b"not a checkpoint")
-    with pytest.raises(LabError, match=r"checkpoint\.pt cannot be continued from"):
+    with pytest.raises(LabError, match=r"checkpoint\.pt cannot be used"):
         train(addition(), tmp_path)
     assert metrics_of(tmp_path) == before
 
@@ -233,10 +233,10 @@ def test_a_checkpoint_cannot_run_code(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     train(addition(), tmp_path / "run", stop=stop_after(5))
     torch.save({"step": Exploit()}, tmp_path / "run" / CHECKPOINT)
-    with pytest.raises(LabError, match="cannot be continued from"):
+    with pytest.raises(LabError, match="cannot be used"):
         train(addition(), tmp_path / "run")
     (tmp_path / "run" / CHECKPOINT).write_bytes(pickle.dumps(Exploit(), protocol=2))
-    with pytest.raises(LabError, match="cannot be continued from"):
+    with pytest.raises(LabError, match="cannot be used"):
         train(addition(), tmp_path / "run")
     assert not (tmp_path / "exploited").exists()
 
@@ -283,7 +283,7 @@ def test_leftovers_of_a_kill_are_swept(tmp_path: Path) -> None:
 
 def test_two_processes_never_share_a_folder(tmp_path: Path) -> None:
     second = files.locked(tmp_path, patience=0.1)
-    with files.locked(tmp_path), pytest.raises(LabError, match="already at work"), second:
+    with files.locked(tmp_path), pytest.raises(LabError, match="is working in"), second:
         pytest.fail("the lock was given twice")
     with files.locked(tmp_path, patience=0.1):
         pass  # given back
@@ -340,7 +340,7 @@ def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
         ('{"format": 2}', "format 2 is unknown"),
         ('{"format": 1}', "'config' is missing"),
         ('{"format": 1, "config": {"colour": 1}, "hashes": {}}', "'colour'"),
-        ('{"format": 1, "config": {"task": "ptb"}, "hashes": {}}', "not a usable configuration"),
+        ('{"format": 1, "config": {"task": "ptb"}, "hashes": {}}', "invalid configuration"),
     ],
 )
 def test_a_bad_manifest_is_named(manifest: str, words: str, tmp_path: Path) -> None:
@@ -371,7 +371,7 @@ def test_changed_metrics_of_a_finished_run_are_refused(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="changed after the run"):
         load_run(tmp_path)
     (tmp_path / METRICS).write_bytes(b"".join(content.splitlines(keepends=True)[:-1]))
-    with pytest.raises(LabError, match="holds 11 updates"):
+    with pytest.raises(LabError, match="has 11 updates"):
         load_run(tmp_path)
 
 
@@ -381,8 +381,8 @@ def test_changed_metrics_of_a_finished_run_are_refused(tmp_path: Path) -> None:
         ({"steps": 0}, "steps must be at least 1, not 0"),
         ({"lr": -0.1}, "lr must be a positive number, not -0.1"),
         ({"lr": float("nan")}, "lr must be a positive number"),
-        ({"seed": -1}, "seed must lie between 0 and 18446744073709551615, not -1"),
-        ({"seed": 2**64}, "seed must lie between 0 and 18446744073709551615, not 1844"),
+        ({"seed": -1}, "seed must be between 0 and 18446744073709551615, not -1"),
+        ({"seed": 2**64}, "seed must be between 0 and 18446744073709551615, not 1844"),
         ({"label": "fast"}, "label must be"),
         ({"threads": 0}, "threads must be at least 1"),
     ],
@@ -426,7 +426,7 @@ def test_variants_differ_from_their_recipes_where_they_say() -> None:
 
 
 def test_an_optimizers_refusal_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="'go-muon' refuses its settings") as caught:
+    with pytest.raises(LabError, match="invalid settings of optimizer 'go-muon'") as caught:
         train(addition(optimizer="go-muon", options={"colour": 1}), tmp_path)
     assert "\n" not in str(caught.value)
 

@@ -213,5 +213,5 @@ def test_times_are_ratios_of_what_took_turns(tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"the seconds of muon are"):
         StepTimes.of(read_study(folder, "ptb"))
     edit(folder / "timing.json", seconds=[[1.0]])
-    with pytest.raises(LabError, match=r"not an interleaved timing"):
+    with pytest.raises(LabError, match=r"not a valid timing file"):
         StepTimes.of(read_study(folder, "ptb"))

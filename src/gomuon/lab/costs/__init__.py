@@ -1,1 +1,1 @@
-"""`gomuon plan`: what a method costs on a model and on many ranks, before anything runs."""
+"""`gomuon plan`: memory, FLOPs and bytes sent of a method on a model and many ranks."""

@@ -39,30 +39,31 @@ def plan(
     json: Flag = False,
     markdown: OptionalPath = None,
 ) -> None:
-    """Say what a method would cost on a model and on many ranks: memory, FLOPs, bytes, owners.
+    """Estimate what a method costs on a model and many ranks: memory, FLOPs, bytes sent, owners.
 
-    Nothing is trained and no weight is made: models live on the meta device. Every matrix has one
-    owner among the ranks, who keeps its state and makes its step; see docs/scaling.md.
+    Nothing is trained and no weights are allocated: models are built on the meta device. Each
+    matrix has one owner among the ranks, which keeps its state and computes its step; see
+    docs/scaling.md.
 
     Args:
-        name: character (the paper's), gpt2-124m, gpt2-medium, gpt2-xl, llama-7b, llama-8b or
+        name: character (the paper's model), gpt2-124m, gpt2-medium, gpt2-xl, llama-7b, llama-8b or
             llama-70b.
-        model: Instead of a name, package.module:function, which returns a torch module.
-        input: Shape of an input of --model, such as 1,1024: one forward pass on the meta device
-            shows which layers share an input. Without it none do.
-        ranks: How many.
-        shards: RankLayout that share one copy of the model: 1 for DDP, all of them for FSDP2.
-        replicate: Every rank does all the work, and no rank owns anything.
+        model: Your own model instead: package.module:function, which returns a torch module.
+        input: Shape of an input of --model, such as 1,1024. One forward pass on the meta device
+            then finds the layers that share an input. Without it none do.
+        ranks: Number of ranks.
+        shards: Ranks that hold one copy of the model together: 1 for DDP, all ranks for FSDP2.
+        replicate: Every rank computes every step; there are no owners.
         optimizers: Names separated by commas, of go-muon, go-muon-input, muon, shampoo, kfac and
             adamw.
-        refresh_every: K, for every method that has one; by default its own.
-        token_stride: Statistics from every so many positions only.
-        tokens: Per rank and step; by default the configuration's. Of images: how many.
+        refresh_every: K, for every method that has one. Default: the method's own.
+        token_stride: Use only every n-th position for statistics.
+        tokens: Tokens (or images) per rank and step. Default: those of the named model.
         dtype: Of weights and gradients: float32, bfloat16, float16 or float64.
-        polar: How polar factors are computed; the default is what accelerators use.
-        owners: Show every owner, not the first few.
+        polar: Method for polar factors; the default is the one for accelerators.
+        owners: Show all owners, not only the first eight.
         json: Print everything as JSON.
-        markdown: Write the figures of docs/scaling.md into this page, between its markers.
+        markdown: Write the tables of docs/scaling.md into this page, between its markers.
     """
     if markdown is not None:
         scaling_page.write(markdown)
@@ -77,27 +78,27 @@ def plan(
         if value is not None:
             require_whole(f"--{flag}", value)
     if ranks % shards:
-        raise LabError(f"--shards {shards} must divide the {ranks} ranks: a copy has that many")
+        raise LabError(f"--ranks ({ranks}) must be a multiple of --shards ({shards})")
     if replicate and shards > 1:
         raise LabError(
-            f"--replicate needs whole models on every rank, not --shards {shards}: FSDP2 shares out"
+            f"--replicate needs --shards 1, not {shards}: every rank must have the whole model"
         )
     methods = [method for method in get_args(PolarMethod) if method != "auto"]
     if polar not in methods:
         raise unknown_name("polar method", polar, methods)
     if bool(name) == bool(model):
         raise LabError(
-            "name one model: a configuration such as gpt2-124m, or --model package.module:function"
+            "give one model: a name such as gpt2-124m, or --model package.module:function"
         )
     if input and not model:
-        raise LabError(f"--input {input!r} goes with --model; {name!r} has an input of its own")
-    about = (
+        raise LabError(f"--input {input!r} needs --model; {name!r} has its own input")
+    planned = (
         planned_model.users_model(model, input, tokens, dtype)
         if model
         else planned_model.published_model(name, tokens, dtype)
     )
     figures = compare_costs(
-        about,
+        planned,
         Mesh(ranks // shards, shards),
         optimizers,
         replicate=replicate,

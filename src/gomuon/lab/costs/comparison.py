@@ -1,4 +1,4 @@
-"""A whole plan: a model, its ranks, and the figures of several methods side by side."""
+"""The costs of several methods on one model, compared: all that `gomuon plan` shows."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gomuon.routing import route
 from gomuon.traffic import Mesh, wrapper_bytes
 
 OPTIMIZERS = "go-muon,muon,shampoo,kfac"
-ACCELERATOR_POLAR = "polar-express"  # what "auto" takes there
+ACCELERATOR_POLAR = "polar-express"  # what polar="auto" uses on accelerators
 
 
 @dataclass(frozen=True)
 class TreatmentCount:
-    """Parameters that are treated alike for one reason."""
+    """How many parameters get one treatment for one reason."""
 
     treatment: str
     reason: str
@@ -33,15 +33,15 @@ class CostComparison:
     Attributes:
         model: its name.
         parameters: how many it has.
-        treated: them by treatment, as the routing table has it.
+        treated: the same by treatment, from the routing table.
         dtype: of weights and gradients.
         tokens: per rank and step.
         mesh: the ranks.
-        replicate: every rank does all the work.
-        shares: whether a forward pass showed which layers share an input.
+        replicate: whether every rank computes everything.
+        shares: whether a forward pass was made to find the layers that share an input.
         model_flops: of the forward and backward pass of one rank and step.
-        wrapper: bytes DDP or FSDP2 itself sends from one rank in a step.
-        methods: the figures.
+        wrapper: bytes that DDP or FSDP2 itself sends from one rank in a step.
+        methods: the costs of each method.
     """
 
     model: str
@@ -70,7 +70,7 @@ def compare_costs(
     token_stride: int | None = None,
     polar: str = ACCELERATOR_POLAR,
 ) -> CostComparison:
-    """The plan of a planned; what is None is each method's own."""
+    """The costs of the methods `names` on a model; None means each method's own setting."""
     changes: dict[str, Any] = {
         "refresh_every": refresh_every,
         "token_stride": token_stride,
@@ -80,7 +80,7 @@ def compare_costs(
     given = {name: value for name, value in changes.items() if value is not None}
     chosen = [name.strip() for name in names.split(",") if name.strip()]
     if not chosen:
-        raise LabError(f"--optimizers {names!r} names none; write them as {OPTIMIZERS}")
+        raise LabError(f"--optimizers {names!r} has no names; write for example {OPTIMIZERS}")
     ranks = RankLayout(mesh, replicate)
     size = weight.itemsize
     return CostComparison(
@@ -103,7 +103,7 @@ def count_treatments(planned: PlannedModel) -> tuple[TreatmentCount, ...]:
     try:
         table = route(planned.model)
     except ValueError as error:
-        raise LabError(f"{planned.name!r} cannot be planned for: {error}") from error
+        raise LabError(f"the costs of {planned.name!r} cannot be estimated: {error}") from error
     sums: dict[tuple[str, str], tuple[int, int]] = {}
     for entry in table:
         key = entry.treatment, entry.reason

@@ -1,4 +1,4 @@
-"""The figures of a plan: one method, one model, so many ranks."""
+"""The costs of one method on one model and a number of ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gomuon.traffic import Mesh, held_elements, replicated_bytes, step_bytes
 
 @dataclass(frozen=True)
 class RankLayout:
-    """How the work is spread: the mesh, and whether every rank does all of it."""
+    """The mesh, and whether every rank computes everything."""
 
     mesh: Mesh
     replicate: bool = False
@@ -38,7 +38,7 @@ class RankLayout:
 
 @dataclass(frozen=True)
 class Spread:
-    """A quantity over the ranks."""
+    """The largest and the mean value of a quantity over the ranks."""
 
     largest: float
     mean: float
@@ -50,23 +50,23 @@ class Spread:
 
 @dataclass(frozen=True)
 class CostEstimate:
-    """One method's figures, per rank unless said otherwise; None where there is no such step.
+    """The costs of one method, per rank unless said otherwise; None if there is no such step.
 
-    A reuse step renews nothing, a refresh step everything. Muon has only the first kind, and a
-    method with K = 1 only the second.
+    A reuse step uses the cached geometry, a refresh step computes it anew. Muon has only reuse
+    steps, and a method with K = 1 has only refresh steps.
 
     Attributes:
         method: the name on the command line.
-        refresh_every: K; None where nothing is renewed.
+        refresh_every: K; None for a method without refreshes.
         state: bytes of optimizer state.
-        moments: bytes of captured sums, held by every rank from its backward pass to the step.
+        moments: bytes of captured sums, on every rank from its backward pass to the step.
         reuse: FLOPs of a reuse step.
         refresh: FLOPs of a refresh step.
-        amortised: FLOPs of a step, averaged over the clock.
+        amortised: FLOPs of a step, averaged over K steps.
         sent_reuse: bytes sent on a reuse step.
         sent_refresh: bytes sent on a refresh step.
-        imbalance: the busiest owner's amortised FLOPs over the mean.
-        owned: units and their owners, in the model's order; none where work is replicated.
+        imbalance: largest amortised FLOPs of a rank, divided by the mean.
+        owned: units and their owners, in the model's order; empty if work is replicated.
     """
 
     method: str
@@ -85,7 +85,7 @@ class CostEstimate:
 def estimate_cost(
     name: str, planned: PlannedModel, ranks: RankLayout, changes: dict[str, Any]
 ) -> CostEstimate:
-    """The figures of the method `name`; `changes` are settings for methods that have them."""
+    """The costs of the method `name`; `changes` apply to methods that have these settings."""
     entry = optimizers.find(name)
     if entry is None:
         return _elementwise(name, planned, ranks)
@@ -133,7 +133,7 @@ def estimate_cost(
             return [sum(costs)] * ranks.mesh.ranks
         return loads(costs, owners, ranks.mesh.ranks)
 
-    # Between refreshes statistics may go on, as Shampoo's and K-FAC's do at every step.
+    # Statistics may be updated between refreshes: Shampoo and K-FAC do it at every step.
     going_on = statistics_clock < clock
     steady = [a + b * going_on for a, b in zip(always, grams, strict=True)]
     renewing = [a + b + c for a, b, c in zip(always, grams, maps, strict=True)]
@@ -171,7 +171,7 @@ def estimate_cost(
 
 
 def _elementwise(name: str, planned: PlannedModel, ranks: RankLayout) -> CostEstimate:
-    """AdamW for the whole model: state, and nothing this plan counts besides."""
+    """AdamW for the whole model: its state; its elementwise work is not counted."""
     every = [_as_rows(parameter) for parameter in planned.model.parameters()]
     (_, size), nothing = _sizes(planned.model), Spread(0.0, 0.0)
     state = [float(x) for x in _adamw(every, size, ranks.mesh)]
@@ -187,13 +187,13 @@ def _inventory(
         specs = optimizers.head_specs(entry.per_head, planned.model) if entry.per_head else None
         return inventory(planned.model, entry.recipe, settings, planned.readings, specs=specs)
     except ValueError as error:
-        raise LabError(f"{planned.name!r} cannot be planned for: {error}") from error
+        raise LabError(f"the costs of {planned.name!r} cannot be estimated: {error}") from error
 
 
 def _apart(
     readers: Sequence[Sequence[MatrixLayer]], owners: Mapping[str, int]
 ) -> tuple[list[list[MatrixLayer]], list[int]]:
-    """Layers that read one input, and have one owner."""
+    """Units of layers that read one input and have one owner, with their owners."""
     units: dict[tuple[int, int], list[MatrixLayer]] = {}
     for index, unit in enumerate(readers):
         for layer in unit:
@@ -202,7 +202,7 @@ def _apart(
 
 
 def _elements(unit: Sequence[MatrixLayer], method: str, settings: dict[str, Any]) -> int:
-    """Of the sums captured of layers that read one input."""
+    """Elements of the captured sums of layers that read one input."""
     return sum(count * d * d for count, d, _ in moments_of(unit, method, settings))
 
 
@@ -226,7 +226,7 @@ def _state(
     planned: PlannedModel,
     ranks: RankLayout,
 ) -> list[float]:
-    """Bytes on every rank: matrices with their owners, AdamW's moments where the rows lie."""
+    """Bytes on every rank: state of matrices at their owners, AdamW's moments at their rows."""
     _, size = _sizes(planned.model)
     kept = [float(size * unit_elements(unit, method, settings)) for unit in units]
     whole = [sum(kept)] * ranks.mesh.ranks
@@ -241,7 +241,7 @@ def _adamw(parameters: Sequence[tuple[int, int]], size: int, mesh: Mesh) -> list
 
 
 def _sizes(model: nn.Module) -> tuple[int, int]:
-    """Bytes of an element: of a weight or its gradient, and of what is float32 or wider."""
+    """Bytes of an element of a weight or gradient, and of state, which is float32 or wider."""
     dtype = next(model.parameters()).dtype
     return dtype.itemsize, 8 if dtype == DTYPES["float64"] else 4
 

@@ -1,4 +1,4 @@
-"""What a plan is about: a model on the meta device, and what one forward pass told of it."""
+"""The model of a cost estimate, on the meta device, and what one forward pass found in it."""
 
 from __future__ import annotations
 
@@ -20,16 +20,19 @@ from gomuon.lab.errors import LabError, unknown_name
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
           "float64": torch.float64}  # fmt: skip
-TOKENS = 16 * 1024  # per rank and step, of a model without a configuration
+TOKENS = 16 * 1024  # per rank and step, for a user's own model
 
 
 @dataclass(frozen=True)
 class PlannedModel:
-    """A model, what its layers read, and forward and backward FLOPs of one step of one rank.
+    """A model, the inputs of its layers, and its FLOPs.
 
-    `passes` is the step's tokens over those of the forward pass whose `readings` these are. Where
-    none was made they are None; then no two layers share an input, each is used once for every
-    token, and the FLOPs are 6·parameters·tokens.
+    Attributes:
+        tokens: of one step of one rank.
+        passes: tokens of a step divided by those of the forward pass that gave `readings`.
+        readings: what each layer reads. None without a forward pass: then no two layers share an
+            input, each is used once per token, and `model_flops` is 6·parameters·tokens.
+        model_flops: of forward and backward of one step of one rank.
     """
 
     name: str
@@ -45,7 +48,7 @@ class PlannedModel:
 
 
 def published_model(name: str, tokens: int | None, dtype: str) -> PlannedModel:
-    """A configuration by name."""
+    """A model of `published_models`, by name."""
     if name not in CONFIGURATIONS:
         raise unknown_name("model", name, CONFIGURATIONS)
     configuration = CONFIGURATIONS[name]
@@ -54,14 +57,14 @@ def published_model(name: str, tokens: int | None, dtype: str) -> PlannedModel:
 
 
 def users_model(path: str, shape: str, tokens: int | None, dtype: str) -> PlannedModel:
-    """A model made by the user's own function, given as package.module:function."""
+    """A model returned by the user's function, given as package.module:function."""
     module, colon, function = path.partition(":")
     if not (module and colon and function):
         raise LabError(f"--model {path!r} is not understood; write package.module:function")
     sys.path.insert(0, str(Path.cwd()))  # as python -m does
     try:
         build = getattr(importlib.import_module(module), function)
-    except Exception as error:  # a module runs when it is imported, and may raise anything
+    except Exception as error:  # importing runs the user's code, which may raise anything
         raise LabError(f"--model {path!r} cannot be imported: {error}") from error
     finally:
         sys.path.pop(0)
@@ -82,10 +85,10 @@ def _built(build: Callable[[], Any], name: str, dtype: str) -> nn.Module:
     except Exception as error:  # the user's code may raise anything
         raise LabError(f"{name!r} cannot be built on the meta device: {error}") from error
     if not isinstance(model, nn.Module):
-        raise LabError(f"{name!r} gave a {type(model).__name__}; expected a torch.nn.Module")
+        raise LabError(f"{name!r} returned a {type(model).__name__}; expected a torch.nn.Module")
     if next(model.parameters(), None) is None:
         raise LabError(
-            f"{name!r} gave a {type(model).__name__} without parameters; name a model that has some"
+            f"{name!r} returned a {type(model).__name__} without parameters; give another model"
         )
     return model.to("meta").to(DTYPES[dtype])
 
@@ -101,18 +104,18 @@ def _observed(name: str, model: nn.Module, sizes: tuple[int, ...], tokens: int) 
     except Exception as error:  # the user's code may raise anything
         shown = ",".join(map(str, sizes))
         raise LabError(
-            f"{name!r} refused an input of {dtype} {shown} on the meta device: {error}; give its "
-            "shape with --input, or leave --input out to plan without shared inputs"
+            f"{name!r} fails on an input of {dtype} {shown} on the meta device: {error}; give its "
+            "shape with --input, or leave --input out to estimate without shared inputs"
         ) from error
     passes = tokens / _tokens_in(sizes, symbols)
-    # The backward pass multiplies twice for every product of the forward pass.
+    # The backward pass has two products for every product of the forward pass.
     return PlannedModel(
         name, model, tokens, passes, shared, 3.0 * counter.get_total_flops() * passes
     )
 
 
 def _tokens_in(sizes: tuple[int, ...], symbols: bool) -> int:
-    """Symbols or vectors in an input; images, which have four dimensions, count as one each."""
+    """Symbols or vectors in an input; an image (four dimensions) counts as one."""
     if symbols:
         return math.prod(sizes)
     return math.prod(sizes[:-1]) if len(sizes) < 4 else sizes[0]

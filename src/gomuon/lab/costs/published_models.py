@@ -1,6 +1,6 @@
-"""Transformers by name, for plans: the shapes of published models, built on the meta device.
+"""Published transformers by name, for cost estimates on the meta device.
 
-They have the published models' matrices and no weights; nothing here is meant to be trained.
+They have the shapes of the published matrices, but no weights; they are not meant to be trained.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gomuon.lab.experiments.models import (
 
 
 class FusedAttention(nn.Module):
-    """GPT-2's: queries, keys and values from one matrix."""
+    """Attention of GPT-2: queries, keys and values come from one matrix."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class FusedAttention(nn.Module):
 
 
 class GPT2Block(nn.Module):
-    """Attention and a fourfold MLP, each behind a LayerNorm."""
+    """Attention and an MLP of four times the width, each after a LayerNorm."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class GPT2Block(nn.Module):
 
 
 class GPT2(nn.Module):
-    """Learned positions, biases, and an embedding that doubles as the output head."""
+    """Learned positions, biases, and an embedding that is also the output head."""
 
     def __init__(self, width: int, layers: int, heads: int) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class GPT2(nn.Module):
 
 
 class GroupedAttention(nn.Module):
-    """Llama's: rotary positions, and keys and values that groups of query heads share."""
+    """Attention of Llama: rotary positions; groups of query heads share keys and values."""
 
     def __init__(self, width: int, heads: int, key_heads: int) -> None:
         super().__init__()
@@ -95,7 +95,7 @@ class GroupedAttention(nn.Module):
 
 
 class LlamaBlock(nn.Module):
-    """Attention and SwiGLU, each behind an RMSNorm."""
+    """Attention and SwiGLU, each after an RMSNorm."""
 
     def __init__(self, width: int, heads: int, key_heads: int, hidden: int) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class LlamaBlock(nn.Module):
 
 
 class Llama(nn.Module):
-    """No biases, and an output head of its own."""
+    """No biases; embedding and output head are separate."""
 
     def __init__(
         self, vocabulary: int, width: int, layers: int, heads: int, key_heads: int, hidden: int

@@ -1,4 +1,4 @@
-"""The figures in docs/scaling.md, between markers, from the same plan as the command's."""
+"""The tables in docs/scaling.md, between two markers, as `gomuon plan` computes them."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ SHOWN = (
 
 
 def write(path: Path) -> None:
-    """Replace what stands between the markers of a page."""
+    """Replace the text between the markers of a page."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise LabError(f"--markdown {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise LabError(f"--markdown {path} is no text in UTF-8: {error}") from error
+        raise LabError(f"--markdown {path} is not UTF-8 text: {error}") from error
     fresh = renewed(text, str(path))
-    # Where the page is a link, it is the user's own, and leads to what is to be written.
+    # A link here was given by the user: write to the file it points to.
     write_atomically(path.resolve(), lambda part: part.write_text(fresh, encoding="utf-8"))
 
 
 def renewed(text: str, name: str = "the page") -> str:
-    """The page with figures of today."""
+    """The page with new tables."""
     before, begin, rest = text.partition(BEGIN)
     _, end, after = rest.partition(END)
     if not (begin and end):
-        raise LabError(f"{name} has no lines {BEGIN!r} and {END!r} to put figures between")
+        raise LabError(f"{name} has no lines {BEGIN!r} and {END!r}; the tables go between them")
     return f"{before}{BEGIN}\n\n{block()}\n\n{END}{after}"
 
 
 def block() -> str:
-    """Every table of the page."""
+    """All tables of the page."""
     return "\n\n".join(part for shown in SHOWN for part in _section(*shown))
 
 

@@ -1,4 +1,4 @@
-"""A plan as the terminal shows it, and as rows that the page in docs/ shows too."""
+"""A cost comparison as tables, for the terminal and docs/scaling.md."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from gomuon.lab.costs.comparison import CostComparison
 from gomuon.lab.costs.estimate import CostEstimate, Spread
 from gomuon.lab.experiments.optimizers import title
 
-FEW = 8  # owners shown unless all are asked for
+FEW = 8  # owners shown without --owners
 NOTHING = "–"
 
 
 def human(value: float, unit: str) -> str:
-    """Three figures and a decimal prefix: 1.53 TB."""
+    """Three significant digits and a decimal prefix, such as 1.53 TB."""
     for prefix in ("", "k", "M", "G", "T", "P", "E"):
         if value < 999.5 or prefix == "E":
             break
@@ -36,7 +36,7 @@ def mean(value: Spread | None, unit: str) -> str:
 
 
 def share(value: Spread | None, whole: float) -> str:
-    """The busiest rank's work against forward and backward."""
+    """The largest work of a rank, as a percentage of forward and backward."""
     if value is None:
         return NOTHING
     percent = 100 * value.largest / whole
@@ -44,7 +44,7 @@ def share(value: Spread | None, whole: float) -> str:
 
 
 def cost_rows(comparison: CostComparison) -> list[tuple[str, ...]]:
-    """Rows of the table of methods: a quantity, then one cell a method."""
+    """Rows of the table of methods: a quantity, then one cell per method."""
     methods: Sequence[CostEstimate] = comparison.methods
     whole = comparison.model_flops
     return [
@@ -79,19 +79,17 @@ def heading(comparison: CostComparison) -> str:
 
 
 def notes(comparison: CostComparison) -> list[str]:
-    """What the figures stand on."""
+    """What to know about the numbers."""
     lines = [
-        "Per rank; work is the busiest rank's. Captured sums are held from the backward pass of a "
-        "refresh step to its end. Decompositions are counted by the textbook.",
+        "All numbers are per rank; work is that of the busiest rank. Captured sums exist from the "
+        "backward pass of a refresh step to its end. Decompositions use textbook FLOP counts.",
         f"Forward and backward of the model: {human(comparison.model_flops, 'FLOP')}.",
     ]
     if comparison.mesh.ranks > 1:
-        lines.append(
-            f"DDP or FSDP2 itself sends {human(comparison.wrapper, 'B')} from each rank in a step, "
-            "besides."
-        )
+        sent = human(comparison.wrapper, "B")
+        lines.append(f"DDP or FSDP2 itself also sends {sent} from each rank in a step.")
     if comparison.replicate:
-        lines.append("Every rank does all the work; only captured sums are exchanged.")
+        lines.append("Every rank computes everything; only captured sums are exchanged.")
     if not comparison.shares:
         lines.append(
             "No forward pass was made: no two layers share an input here, and the model's FLOPs "
@@ -103,7 +101,7 @@ def notes(comparison: CostComparison) -> list[str]:
 def print_comparison(
     comparison: CostComparison, console: Console, every_owner: bool = False
 ) -> None:
-    """Treatments, methods, and who owns what under the first method."""
+    """Print treatments, methods, and the owners of the first method."""
     console.print(Text(heading(comparison), style="bold"))
     table = Table("treatment", "why", box=box.SIMPLE_HEAD)
     for head in ("tensors", "parameters"):
@@ -133,4 +131,4 @@ def _print_owners(estimate: CostEstimate, console: Console, every: bool) -> None
     console.print(table)
     left = len(estimate.owned) - len(shown)
     if left:
-        console.print(Text(f"{left} more with --owners", style="dim"))
+        console.print(Text(f"{left} more; show them with --owners", style="dim"))

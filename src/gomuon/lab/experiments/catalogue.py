@@ -1,4 +1,4 @@
-"""The paper's five experiments and what it leaves open, each a plan written down before it runs."""
+"""The plans of the paper's five experiments, and of questions that the paper leaves open."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SHAKESPEARE = Plan(
     title="Tiny Shakespeare: Go-MUON against the Q/K control and a tuned Muon",
     task="shakespeare",
     arms=(
-        Arm("muon-qk", "Muon + Q/K (a reading)", "muon-qk", 0.018, grid=(0.018,)),
+        Arm("muon-qk", "Muon + Q/K (our interpretation)", "muon-qk", 0.018, grid=(0.018,)),
         Arm("muon", "Muon (tuned)", "muon", None, grid=(0.01, 0.02, 0.04)),
         Arm("go-muon", "Go-MUON (K=4)", "go-muon", 0.08, grid=(0.04, 0.08, 0.16)),
     ),
@@ -66,7 +66,7 @@ def _grokking_arms() -> tuple[Arm, ...]:
             settings={"modulus": modulus},
             group=f"p={modulus}",
         )
-        # The rates the paper selected come first, as what most depends on them.
+        # The rates that the paper selected come first: they matter most.
         for rates in ({"muon": 0.16, "go-muon": 0.08}, {"muon": 0.32, "go-muon": 0.16})
         for modulus in (103, 107)
         for optimizer, rate in rates.items()
@@ -96,10 +96,10 @@ GROKKING = Plan(
 
 MAPBACK = Plan(
     experiment="mapback",
-    title="Penn Treebank: matched map-back against the halfspace reading",
+    title="Penn Treebank: matched map-back against the halfspace baseline (our interpretation)",
     task="ptb",
     arms=(
-        Arm("halfspace", "Halfspace (a reading)", "halfspace", 0.08),
+        Arm("halfspace", "Halfspace (our interpretation)", "halfspace", 0.08),
         Arm("go-muon", "Go-MUON (K=1)", "go-muon", 0.08, options={"refresh_every": 1}),
     ),
     seeds=(0, 1, 2, 3),
@@ -203,7 +203,7 @@ RACE_STEPS = 600
 
 
 def muon_rate(task: str, corpus: str) -> Plan:
-    """Muon at rates below the one a short sweep picks, over the updates of a race."""
+    """Muon at rates below the one that a short sweep picks, for as many updates as a race."""
     lower = {f"muon-{rate:g}": rate for rate in (0.02, 0.04)}
     return Plan(
         experiment=f"muon-rate-{task}",
@@ -233,7 +233,7 @@ NULL_SPACE = Plan(
     experiment="null-space",
     title="Penn Treebank: the null space completed as in the paper, or left alone",
     task="ptb",
-    # The first block has fewer symbols before it than its width: its sources lack rank.
+    # The embedding has fewer symbols than columns, so sources in the first block lack rank.
     arms=(
         Arm("completed", "completed", "go-muon", 0.08, options={"polar": "svd"}),
         Arm("left-alone", "left alone", "go-muon", 0.08, options={"polar": "auto"}),
@@ -256,7 +256,7 @@ def find(name: str) -> Plan:
     """The plan of that name.
 
     Raises:
-        LabError: there is none; the nearest name is suggested.
+        LabError: the name is unknown; the message suggests the nearest one.
     """
     known = {**EXPERIMENTS, **OPEN_QUESTIONS}
     if name not in known:
@@ -265,12 +265,13 @@ def find(name: str) -> Plan:
 
 
 def with_selection(plan: Plan, selection: Selection) -> Plan:
-    """The plan at the rates and momenta a sweep picked, instead of those declared.
+    """The plan with the rates and momenta that a sweep picked, instead of its own.
 
-    Arms that differed only in their rate become one; what the sweep did not try stays as it is.
+    Arms that differ only in their rate become one; optimizers that the sweep did not try keep
+    theirs.
 
     Raises:
-        LabError: the sweep was of another task, of none of the plan's optimizers, or found no rate
+        LabError: the sweep was on another task, tried none of the plan's optimizers, or has no rate
             for one of them.
     """
     selection.require_task(plan.task)
@@ -286,7 +287,7 @@ def with_selection(plan: Plan, selection: Selection) -> Plan:
     comparisons = ((new[a].name, new[b].name) for a, b in plan.comparisons)
     paper = plan.paper
     if paper is not None:
-        # Beside an arm stands what the paper compared, at the paper's own rate.
+        # The paper's numbers for the arms it compared, at the paper's rates.
         compared = {name for pair in plan.comparisons for name in pair}
         printed = {new[name].name: row for name, row in paper.grokking.items() if name in compared}
         note = "the rates here were tuned; the paper's figures are at the paper's rates"

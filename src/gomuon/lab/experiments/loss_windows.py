@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 LossWindow = tuple[int, int]
 PAPER_STEPS = 1000
-# Updates are counted from 1 and both ends belong to the window, as in the paper's tables.
+# Updates are counted from 1, and both ends belong to the window, as in the paper's tables.
 PAPER_WINDOWS: tuple[LossWindow, ...] = ((201, 300), (501, 600), (901, 1000))
 
 
 def windows_for(
     steps: int, windows: Sequence[LossWindow] = PAPER_WINDOWS
 ) -> tuple[LossWindow, ...]:
-    """The paper's windows, shrunk or stretched to a run of another length.
+    """The paper's windows, scaled to a run of another length.
 
-    A window always keeps at least one update, so a run of any length has all of them.
+    Each window has at least one update, so that a run of any length has all of them.
     """
     scaled = []
     for first, last in windows:

@@ -1,8 +1,8 @@
-"""The two small transformers of the paper; they need torch and nothing else of the lab.
+"""The two small transformers of the paper; they need only torch.
 
-Both share one causal trunk: RMSNorm before attention, before the MLP and at the end, four
-projection matrices per attention, SwiGLU, rotary positions, no biases, and every matrix and
-embedding drawn from N(0, .02²). The embedding doubles as the output head.
+Both have the same causal trunk: RMSNorm before attention, before the MLP and at the end, four
+projection matrices per attention, SwiGLU, rotary positions and no biases. Matrices and embeddings
+are drawn from N(0, .02²). The embedding is also the output head.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def rotary_tables(length: int, head_width: int, device: torch.device) -> tuple[T
 
 
 def rotate(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Turn the pairs (x_i, x_{i + d/2}) of the last axis by their position's angle."""
+    """Rotate the pairs (x_i, x_{i + d/2}) of the last axis by the angle of their position."""
     cosines, sines = cosines.to(x.dtype), sines.to(x.dtype)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cosines - second * sines, second * cosines + first * sines), dim=-1)
 
 
 class Attention(nn.Module):
-    """Causal self-attention with rotary positions; q, k, v and o are matrices of their own."""
+    """Causal self-attention with rotary positions; q, k, v and o are separate matrices."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ class SwiGLU(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind its own norm and added to the stream."""
+    """Attention and MLP, each with a norm before it and a residual connection."""
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
@@ -101,8 +101,8 @@ class CausalTransformer(nn.Module):
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, not {value}")
         if width % (2 * heads):
-            # Rotary positions turn pairs, so every head needs an even width.
-            raise ValueError(f"width {width} must be a multiple of twice the {heads} heads")
+            # Rotary positions rotate pairs, so every head needs an even width.
+            raise ValueError(f"width ({width}) must be a multiple of twice the heads ({heads})")
         self.head_width = width // heads
         self.blocks = nn.ModuleList(Block(width, heads, hidden) for _ in range(layers))
         self.final_norm = nn.RMSNorm(width, eps=NORM_EPSILON)
@@ -116,7 +116,7 @@ class CausalTransformer(nn.Module):
 
 
 def initialise(model: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Redraw every parameter but the norms' gains from N(0, .02²), in the order of definition."""
+    """Draw every parameter except the norms' weights from N(0, .02²), in order of definition."""
     gains = {id(m.weight) for m in model.modules() if isinstance(m, nn.RMSNorm)}
     with torch.no_grad():
         for parameter in model.parameters():
@@ -130,7 +130,7 @@ class CharacterModel(nn.Module):
     Args:
         vocabulary: number of symbols.
         width, layers, heads, hidden: the trunk's shape; ``hidden`` is the SwiGLU width.
-        generator: where the initial parameters are drawn from; torch's global one by default.
+        generator: for the initial parameters; default: torch's global one.
     """
 
     def __init__(
@@ -156,13 +156,13 @@ class CharacterModel(nn.Module):
 class ModularAdditionModel(nn.Module):
     """Reads [a, b, CLS] and answers a + b mod p at the CLS position.
 
-    CLS is a learned vector of its own, not a row of the p-row embedding, so the token that reads
-    the answer is never also an output class.
+    CLS is a separate learned vector, not a row of the embedding with its p rows: the output classes
+    are the p numbers only.
 
     Args:
         modulus: p, the number of classes and of embedding rows.
         width, layers, heads, hidden: the trunk's shape; ``hidden`` is the SwiGLU width.
-        generator: where the initial parameters are drawn from; torch's global one by default.
+        generator: for the initial parameters; default: torch's global one.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Optimizers by name: the recipes and a few variants, how each is built, its rate in a race."""
+"""Optimizers by command-line name: how each is built, and its default rate."""
 
 from __future__ import annotations
 
@@ -21,23 +21,23 @@ from gomuon.telemetry import Alignment
 ADAMW = "adamw"
 ADAMW_BETAS = (0.9, 0.95)
 ADAMW_RATE = 3e-3
-# The paper's polar factor, which completes the null space: every campaign under results/ used it.
+# The paper's polar factor, which completes the null space; all campaigns in results/ used it.
 POLAR = "svd"
 
-# Peak matrix rates of tasks that want others than the recipes' own.
+# Peak matrix rates of tasks for which the recipe's default is not suitable.
 RATES: dict[str, dict[str, float]] = {"grokking": {"muon": 0.16, ADAMW: 1e-2}}
 
 
 @dataclass(frozen=True)
 class OptimizerEntry:
-    """A name on the command line.
+    """An optimizer with a name on the command line.
 
     Attributes:
-        recipe: the class of gomuon behind it.
-        title: what tables and pictures call it.
-        options: settings that set a variant apart from its recipe.
-        per_head: {pattern of parameters: the side, "rows" or "columns", its heads lie along}.
-        base: the name whose rates it starts from; "" for a recipe itself.
+        recipe: of the gomuon class.
+        title: used in tables and plots.
+        options: settings in which a variant differs from its recipe.
+        per_head: {pattern of parameters: "rows" or "columns", the side that is split into heads}.
+        base: the name whose default rate a variant uses; "" for a recipe itself.
     """
 
     recipe: Recipe
@@ -48,7 +48,7 @@ class OptimizerEntry:
 
 
 def command_name(name: str) -> str:
-    """The command line's spelling of a class: KFACMuon is kfac-muon, MuonQK is muon-qk."""
+    """The command-line name of a class: kfac-muon for KFACMuon, muon-qk for MuonQK."""
     return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
 
 
@@ -77,15 +77,15 @@ ENTRIES: dict[str, OptimizerEntry] = {
 
 
 def names() -> list[str]:
-    """Every name that can be raced."""
+    """All names that `gomuon race` accepts."""
     return [ADAMW, *ENTRIES]
 
 
 def find(name: str) -> OptimizerEntry | None:
-    """What stands behind a name; None for torch's AdamW.
+    """The optimizer of a name; None for torch's AdamW.
 
     Raises:
-        LabError: the name is unknown; the nearest is suggested.
+        LabError: the name is unknown; the message suggests the nearest one.
     """
     if name == ADAMW:
         return None
@@ -95,7 +95,7 @@ def find(name: str) -> OptimizerEntry | None:
 
 
 def title(name: str) -> str:
-    """What tables and pictures call it."""
+    """The title of an optimizer in tables and plots."""
     entry = find(name)
     return "AdamW" if entry is None else entry.title
 
@@ -106,14 +106,14 @@ def has_momentum(name: str) -> bool:
 
 
 def refresh_interval(name: str, options: Mapping[str, Any]) -> int:
-    """Steps from one renewal of its geometry to the next; 1 for what has none."""
+    """Steps between two refreshes of the geometry; 1 for an optimizer without one."""
     entry = find(name)
     settings = {} if entry is None else {**entry.recipe.defaults, **entry.options}
     return int({**settings, **options}.get("refresh_every", 1))
 
 
 def default_rate(name: str, task: str) -> float:
-    """The peak matrix rate of a race in which none was given."""
+    """The peak matrix rate if none is given."""
     entry = find(name)
     rates = RATES.get(task, {})
     if entry is None:
@@ -129,7 +129,7 @@ def build(
 
     Args:
         name: one of ``names()``.
-        model: its matrices take ``lr``; embeddings, norms and vectors are AdamW's at ``adamw_lr``.
+        model: its matrices get ``lr``; AdamW updates all other parameters with ``adamw_lr``.
         lr: peak rate of the matrices; with "adamw", of the whole model.
         adamw_lr: peak rate of everything else.
         options: further keywords of the optimizer, such as ``refresh_every``.
@@ -148,14 +148,14 @@ def build(
         adamw = {"lr": adamw_lr, "betas": ADAMW_BETAS, "weight_decay": 0.0}
         return kind(model, lr=lr, adamw=adamw, **settings)
     except (TypeError, ValueError) as error:
-        raise LabError(f"optimizer {name!r} refuses its settings: {error}") from error
+        raise LabError(f"invalid settings of optimizer {name!r}: {error}") from error
 
 
 def head_specs(per_head: Mapping[str, str], model: nn.Module) -> dict[str, LayerSpec]:
-    """The cuts along heads, for as many heads as the model's attention has."""
+    """Specs that split matrices into the heads of the model's attention."""
     heads = next((part.heads for part in model.modules() if isinstance(part, Attention)), None)
     if heads is None:
-        raise ValueError("the model has no attention whose heads could be told apart")
+        raise ValueError("the model has no Attention module, so its number of heads is unknown")
     cuts = {"rows": LayerSpec(heads=heads), "columns": LayerSpec(input_heads=heads)}
     return {pattern: cuts[side] for pattern, side in per_head.items()}
 

@@ -1,4 +1,4 @@
-"""A plan: what a campaign will run, declared before anything runs, as plain frozen data."""
+"""A plan: what a campaign will run, written down before anything runs."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of training, repeated on every seed of the plan.
+    """One optimizer with its settings, run on every seed of the plan.
 
     Attributes:
-        name: a slug; run folders are called ``<name>-s<seed>``.
-        title: what tables and pictures call it.
-        optimizer: a name of ``lab.optimizers``.
-        lr: peak matrix rate; None when it is selected from ``grid`` by the plan's rule.
+        name: used in folder names: ``<name>-s<seed>``.
+        title: used in tables and plots.
+        optimizer: a name of ``experiments.optimizers``.
+        lr: peak rate of matrices; None if the plan's rule selects it from ``grid``.
         grid: rates tried on the tuning seed, as runs ``<name>-lr<rate>-s<tuning seed>``.
         options: further keywords of the optimizer.
         settings: RunConfig fields that differ from the plan's, such as the modulus.
-        group: arms of one group share everything that is hashed and may be compared.
+        group: arms of one group have equal hashes and may be compared.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Quick:
-    """What shrinks a plan to minutes; its runs are labelled "quick" wherever they appear."""
+    """The short version of a plan, of a few minutes; its results are labelled "quick"."""
 
     steps: int
     seeds: int
@@ -56,8 +56,8 @@ class Plan:
     Attributes:
         comparisons: pairs (control, candidate) of arm names.
         settings: RunConfig fields shared by all arms.
-        timing: the arms whose steps are timed interleaved, in the end.
-        paper: the published figures, or None for a race of one's own.
+        timing: the arms whose step times are measured in turn, at the end.
+        paper: the published results; None for a user's own race.
     """
 
     experiment: str
@@ -79,7 +79,7 @@ class Plan:
     threads: int = 1
 
     def declaration(self) -> dict[str, Any]:
-        """The content of ``plan.json``: what a later run in the same folder must agree with."""
+        """The content of ``plan.json``; a campaign is continued only with the same content."""
         return {
             "format": FORMAT,
             "experiment": self.experiment,
@@ -116,7 +116,7 @@ class Plan:
         )
 
     def tuning_configs(self) -> list[RunConfig]:
-        """The runs on the tuning seed, from which rates are selected."""
+        """The runs on the tuning seed, which select the rates."""
         if self.tuning_seed is None:
             return []
         return [
@@ -126,7 +126,7 @@ class Plan:
         ]
 
     def main_configs(self, rates: dict[str, float]) -> list[RunConfig]:
-        """The runs that are compared, seed by seed so that pairs finish together."""
+        """The runs that are compared, seed by seed, so that pairs finish at about the same time."""
         return [
             self.config(arm, seed, rates[arm.name] if arm.lr is None else arm.lr)
             for seed in self.seeds
@@ -152,13 +152,13 @@ def adapt(
     threads: int = 1,
     checkpoint_every: int | None = None,
 ) -> Plan:
-    """A plan with the user's seeds, steps and threads; shorter than declared means "quick"."""
+    """The plan with the user's seeds, steps and threads; labelled "quick" if it has fewer steps."""
     declared = plan.steps
     chosen_steps = steps if steps is not None else (plan.quick.steps if quick else plan.steps)
     require_whole("--steps", chosen_steps)
     chosen_seeds = seeds or (plan.seeds[: plan.quick.seeds] if quick else plan.seeds)
     if len(set(chosen_seeds)) != len(chosen_seeds) or min(chosen_seeds) < 0:
-        raise LabError(f"--seeds must be distinct and not negative, not {list(chosen_seeds)}")
+        raise LabError(f"--seeds must be different and not negative, not {list(chosen_seeds)}")
     settings = {**plan.settings, **(plan.quick.settings if quick else {})}
     if checkpoint_every is not None:
         settings["checkpoint_every"] = checkpoint_every
@@ -174,7 +174,7 @@ def adapt(
 
 
 def _listed(value: Any) -> Any:
-    """Tuples as lists, so that a declaration equals its own reading from JSON."""
+    """Tuples as lists, as JSON returns them."""
     if isinstance(value, dict):
         return {key: _listed(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -1,6 +1,6 @@
-"""The figures the paper prints, as data, each with the table or paragraph it comes from.
+"""The results that the paper publishes, each with its table or paragraph.
 
-Keys are arm names of the plan they stand beside; rows of a table are named by what they measure.
+Keys are the arm names of the plan in `catalogue`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ class PublishedResults:
     """What the paper reports for one experiment.
 
     Attributes:
-        source: where in the paper, in words.
+        source: the place in the paper.
         windows: arm -> window name -> mean training loss.
         geometric_mean: arm -> geometric mean of the three window means.
         grokking: arm -> train_99_step, grok_step, delay.
-        gains: what the text says in per cent or as a ratio, by name.
+        gains: percentages and ratios in the text, by name.
         wins: window -> "won/pairs" of the candidate.
         notes: what a reader must know before comparing.
     """
@@ -71,7 +71,7 @@ SHAKESPEARE = PublishedResults(
         "tuning seed, geometric mean": 3.93,
     },
     notes=(
-        "The paper does not define its Q/K control; muon-qk is one reading of it.",
+        "The paper does not define its Q/K control; muon-qk is our interpretation of it.",
         "The paper has no tuned plain Muon on this corpus.",
         "Go-MUON is lower in all nine seed and window pairs.",
     ),
@@ -99,7 +99,7 @@ MAPBACK = PublishedResults(
     gains={"201-300": 2.26},
     wins={"201-300": "4/4"},
     notes=(
-        "The paper does not define its halfspace safeguard; this one is a reading of it.",
+        "The paper does not define its halfspace safeguard; this one is our interpretation.",
         "The paper's runs ended before the last window, which it does not report.",
     ),
 )

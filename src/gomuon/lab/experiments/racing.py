@@ -1,4 +1,4 @@
-"""Turn what a user typed after ``race`` into a plan: any optimizers, any rates, any size."""
+"""The plan of `gomuon race`, and parsers of options that `race` and `tune` share."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def race_plan(
     """The plan of a race.
 
     Args:
-        task: a name of ``lab.tasks``.
+        task: a name of ``experiments.tasks``.
         names: optimizers, separated by commas; the first is compared with each of the others.
         rates: ``name=rate`` pairs, separated by commas; the rest take the task's defaults.
-        seeds: see ``parse_seeds``; by default 0, or the first one the selection was not made on.
+        seeds: see ``parse_seeds``; default 0, or the first one that the selection did not use.
         steps: updates per run; None for the task's default, as for everything below.
         adamw_lr: peak rate of everything that is not a matrix.
-        selection: what a sweep picked: rates, momenta and the model they were picked for.
-        timing: whether the steps of all arms are timed in turn, in the end.
+        selection: rates and momenta that a sweep picked, and the model it used.
+        timing: whether to measure the step times of all arms in turn, at the end.
         shape: RunConfig's width, layers, heads, hidden, modulus, length and batch.
     """
     settings, total = task_settings(task, steps, adamw_lr, shape, selection)
@@ -93,7 +93,7 @@ def task_settings(
     shape: Mapping[str, int | None],
     selection: Selection | None = None,
 ) -> tuple[dict[str, Any], int]:
-    """RunConfig fields that all arms share, and the updates per run."""
+    """RunConfig fields that all arms share, and the number of updates."""
     settings = {**tasks.DEFAULTS[tasks.check_name(task)]}
     if selection is not None:
         selection.require_task(task)
@@ -108,40 +108,40 @@ def task_settings(
 
 
 def parse_names(text: str) -> list[str]:
-    """Optimizers separated by commas, each once; unknown ones are refused."""
+    """Optimizers separated by commas; unknown and repeated names are refused."""
     wanted = [name.strip() for name in text.split(",") if name.strip()]
     if not wanted:
         raise LabError(f"--optimizers is empty; give names such as {OPTIMIZERS}")
     if len(set(wanted)) != len(wanted):
-        raise LabError(f"--optimizers names one twice: {text}")
+        raise LabError(f"--optimizers has a name twice: {text}")
     for name in wanted:
         optimizers.find(name)
     return wanted
 
 
 def arm_title(name: str, rate: float, momentum: float | None) -> str:
-    """Such as "Muon 0.02", or "Muon 0.02 β=0.95" where the momentum is not the default."""
+    """Such as "Muon 0.02", or "Muon 0.02 β=0.95" if the sweep chose the momentum."""
     return f"{optimizers.title(name)} {rate:g}" + ("" if momentum is None else f" β={momentum:g}")
 
 
 def parse_rates(text: str, wanted: list[str]) -> dict[str, float]:
-    """``go-muon=.08,muon=.16`` as a mapping; only optimizers of the race may be named."""
+    """``go-muon=.08,muon=.16`` as a dict; all names must be optimizers of the race."""
     rates: dict[str, float] = {}
     for part in listed("--lr", text):
         name, _, value = (piece.strip() for piece in part.partition("="))
         if name not in wanted:
             raise LabError(f"--lr names {name!r}, which is not among {', '.join(wanted)}")
         if name in rates:
-            raise LabError(f"--lr names {name} twice: {text}; a race has one rate for each")
+            raise LabError(f"--lr has {name} twice: {text}; give one rate for each")
         rates[name] = parse_rate(value, f"--lr {part}")
     return rates
 
 
 def listed(flag: str, text: str) -> list[str]:
-    """The entries between commas; none for an empty text, but commas alone are a slip."""
+    """The entries between commas; none for an empty text, but commas alone are an error."""
     parts = [part for part in (part.strip() for part in text.split(",")) if part]
     if text and not parts:
-        raise LabError(f"{flag} {text!r} holds nothing; give it a value, or leave it out")
+        raise LabError(f"{flag} {text!r} has no value; give it one, or leave it out")
     return parts
 
 
@@ -156,7 +156,7 @@ def parse_rate(text: str, where: str) -> float:
 
 
 def parse_seeds(text: str) -> tuple[int, ...]:
-    """``0,1,2`` or ``17402-17404`` or a mixture."""
+    """Seeds written as ``0,1,2``, ``17402-17404`` or both."""
     seeds: list[int] = []
     for part in (part.strip() for part in text.split(",")):
         match = re.fullmatch(r"(\d+)(?:-(\d+))?", part)
@@ -167,12 +167,12 @@ def parse_seeds(text: str) -> tuple[int, ...]:
             raise LabError(f"--seeds: {part} is not a range of at most 1000 seeds")
         seeds.extend(range(first, last + 1))
     if len(set(seeds)) != len(seeds):
-        raise LabError(f"--seeds names one twice: {text}")
+        raise LabError(f"--seeds has one seed twice: {text}")
     return tuple(seeds)
 
 
 def _seed(digits: str) -> int:
-    # Counted first: Python refuses to read thousands of digits.
+    # The length is checked first: Python refuses to convert thousands of digits.
     if len(digits) > len(str(LARGEST_SEED)) or int(digits) > LARGEST_SEED:
-        raise LabError(f"--seeds: {digits} is too large; seeds lie between 0 and {LARGEST_SEED}")
+        raise LabError(f"--seeds: {digits} is too large; seeds are between 0 and {LARGEST_SEED}")
     return int(digits)

@@ -21,31 +21,31 @@ KINDS |= {"telemetry": bool, "label": str}
 
 @dataclass(frozen=True)
 class RunConfig:
-    """Everything that decides the numbers of one run, and the labels it is filed under."""
+    """All settings that determine the results of one run, and its labels."""
 
     task: str
     optimizer: str
     lr: float  # peak rate of the matrices
     seed: int
     steps: int
-    arm: str = ""  # the folder's prefix and the report's column
+    arm: str = ""  # name in the folder and in the report
     adamw_lr: float = 3e-3  # peak rate of embeddings, norms and other vectors
     options: dict[str, Any] = field(default_factory=dict)  # further keywords of the optimizer
     width: int = 128
     layers: int = 3
     heads: int = 4
     hidden: int = 384
-    length: int = 128  # characters per window; unused by modular addition
-    batch: int = 16  # windows per update; unused by modular addition
+    length: int = 128  # characters per sequence; unused by modular addition
+    batch: int = 16  # sequences per update; unused by modular addition
     modulus: int = 0  # unused by the character models
     evaluate_every: int = 10
     checkpoint_every: int = 50
     threads: int = 1
-    telemetry: bool = False  # count steps that oppose their source or gradient
-    label: str = "full"  # "quick" for anything shorter than declared
+    telemetry: bool = False  # count updates against their source or gradient
+    label: str = "full"  # "quick" for a run shorter than declared
 
     def __post_init__(self) -> None:
-        # Checked by kind as well: a configuration may be read from a file.
+        # Types are checked too: a configuration may come from a file.
         for name, kind in KINDS.items():
             value = getattr(self, name)
             if not isinstance(value, kind):
@@ -57,7 +57,7 @@ class RunConfig:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise LabError(f"seed must be a whole number, not {self.seed!r}")
         if not 0 <= self.seed <= LARGEST_SEED:
-            raise LabError(f"seed must lie between 0 and {LARGEST_SEED}, not {self.seed}")
+            raise LabError(f"seed must be between 0 and {LARGEST_SEED}, not {self.seed}")
         if self.label not in ("quick", "full"):
             raise LabError(f"label must be 'quick' or 'full', not {self.label!r}")
 
@@ -66,7 +66,7 @@ class RunConfig:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any], where: Path) -> RunConfig:
-        """Read a manifest's configuration; ``where`` is named when it does not fit."""
+        """The configuration in a manifest; errors name the file ``where``."""
         known = {f.name for f in dataclasses.fields(cls)}
         foreign = sorted(set(values) - known)
         if foreign:
@@ -74,4 +74,4 @@ class RunConfig:
         try:
             return cls(**values)
         except (TypeError, LabError) as error:
-            raise LabError(f"{where}: not a usable configuration ({error})") from error
+            raise LabError(f"{where}: invalid configuration ({error})") from error

@@ -22,19 +22,19 @@ from gomuon.lab.input_checks import BAD_VALUE_ERRORS
 FORMAT = 1
 EXPERIMENT = "tune"
 FILE = "selection.json"
-# What a race takes over from the sweep beside rates and momenta, so that both train one model.
+# What a race takes from the sweep besides rates and momenta, so that both train the same model.
 INHERITED = ("width", "layers", "heads", "hidden", "modulus", "length", "batch", "adamw_lr")
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A rate (and momentum) of a method, with its outcome over all seeds.
+    """A rate (and momentum) of a method, with its score over all seeds.
 
     Attributes:
-        momentum: None when the sweep leaves it at the method's default.
-        score: the declared statistic, lower is better; None when a run diverged.
-        accuracy: how ties are broken where the task has held-out pairs.
-        finished: whether every seed is there; nothing else is picked.
+        momentum: None if the sweep uses the method's default.
+        score: the declared statistic, lower is better; None if a run diverged.
+        accuracy: breaks ties if the task has held-out pairs.
+        finished: whether all seeds are finished; others are not picked.
     """
 
     arm: str
@@ -98,7 +98,7 @@ class Selection:
 
     @property
     def words(self) -> str:
-        """Where its rates come from, for the rule of a plan that uses them."""
+        """Where its rates come from, for the rule of a plan."""
         tuned = self.experiment == EXPERIMENT
         command = EXPERIMENT if tuned else f"reproduce {self.experiment}"
         made_on = f"{w.seeds(self.seeds)}, {w.many(self.steps, 'update')}"
@@ -114,7 +114,7 @@ class Selection:
         if lost:
             raise LabError(
                 f"every rate that the selection's sweep tried for {w.listing(lost)} diverged; "
-                f"tune again over lower ones (gomuon tune --optimizers {','.join(lost)}), "
+                f"tune again with lower ones (gomuon tune --optimizers {','.join(lost)}), "
                 "give a rate yourself, or leave it out"
             )
 
@@ -130,7 +130,7 @@ def read_selection(path: Path) -> Selection:
     """Read what ``gomuon tune`` or ``gomuon reproduce`` wrote.
 
     Raises:
-        LabError: it is no such file, or no method in it has a rate.
+        LabError: it is another kind of file, or no method in it has a rate.
     """
     content = read_json(path)
     try:
@@ -141,7 +141,7 @@ def read_selection(path: Path) -> Selection:
         settings, methods = content["settings"], content["methods"]
         order = content.get("order", list(methods))
         if set(order) != set(methods):
-            raise ValueError(f"its order, {order!r}, is not of its methods")
+            raise ValueError(f"its order, {order!r}, does not match its methods")
         found = Selection(
             content["experiment"],
             tasks.check_name(str(content["task"])),
@@ -150,7 +150,7 @@ def read_selection(path: Path) -> Selection:
             int(content["steps"]),
             {name: settings[name] for name in INHERITED if name in settings},
         )
-        # Refused here, with the file's name, and not when the first run is configured.
+        # Checked here, so that the error names the file.
         RunConfig(found.task, optimizers.ADAMW, 1.0, max(found.seeds, default=0), found.steps,
                   **found.settings)  # fmt: skip
         if not (found.picked and found.seeds):

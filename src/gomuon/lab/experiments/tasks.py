@@ -1,7 +1,7 @@
-"""The tasks a run can train on: character models of two corpora, and modular addition.
+"""The tasks of a run: character models of two corpora, and modular addition.
 
-A task fixes everything two paired arms must share: the initial parameters, the stream of
-minibatches and the schedule, all drawn from the run's seed and never from the optimizer.
+A task determines all that two paired arms must share: the initial parameters, the sequence of
+minibatches and the schedule. All of it follows from the seed and does not depend on the optimizer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gomuon.lab.experiments import schedules
 from gomuon.lab.experiments.models import CharacterModel, ModularAdditionModel
 from gomuon.lab.experiments.run_config import RunConfig
 
-# What `race` uses when nothing is said; the paper's own shapes, and a modulus of demo size.
+# Defaults of `race`: the paper's shapes, and a smaller modulus.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ptb": {"steps": 1000, "adamw_lr": 3e-3},
     "shakespeare": {"steps": 1000, "adamw_lr": 3e-3},
@@ -29,7 +29,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 class Task(Protocol):
-    """One configured task; everything it draws comes from the run's seed."""
+    """The task of one run; all its random numbers come from the run's seed."""
 
     def model(self) -> nn.Module:
         """The model with its initial parameters."""
@@ -40,20 +40,20 @@ class Task(Protocol):
         ...
 
     def fingerprints(self) -> dict[str, Any]:
-        """What stands for the minibatch stream, the corpus and the model when runs are paired."""
+        """What is hashed to prove that two runs have the same minibatches, corpus and model."""
         ...
 
     def loss(self, model: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
-        """The loss of update ``step`` (from 1) before it happens, and what to record beside it."""
+        """The loss before update ``step`` (from 1), and further values to record."""
         ...
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, float]:
-        """What to record after update ``step``; empty unless an evaluation is due."""
+        """Values to record after update ``step``; empty if no evaluation is due."""
         ...
 
 
 class CharacterTask:
-    """Next-character prediction on random windows of a corpus; only its training text is read."""
+    """Next-character prediction on random sequences of a corpus's training text."""
 
     def __init__(self, config: RunConfig, data_dir: str | Path | None = None) -> None:
         self.config = config
@@ -65,7 +65,7 @@ class CharacterTask:
                 f"which has {len(self.corpus.tokens)} characters"
             )
         generator = torch.Generator().manual_seed(config.seed)
-        # Drawn up front and row by row, so that a shorter run sees a prefix of a longer one.
+        # One row per update, so that a shorter run sees the first batches of a longer one.
         self.offsets = torch.randint(room, (config.steps, config.batch), generator=generator)
         self.positions = torch.arange(config.length + 1)
 
@@ -101,7 +101,7 @@ class CharacterTask:
 
 
 class ModularAdditionTask:
-    """a + b mod p from half of all pairs, full batch; the other half shows whether it groks."""
+    """a + b mod p, trained on half of all pairs in one batch, tested on the other half."""
 
     def __init__(self, config: RunConfig, data_dir: str | Path | None = None) -> None:
         if config.modulus < 2:
@@ -126,7 +126,7 @@ class ModularAdditionTask:
 
     def fingerprints(self) -> dict[str, Any]:
         return {
-            "stream": self.chosen,  # the one batch every update sees, in its order
+            "stream": self.chosen,  # the one batch of every update, in its order
             "corpus": {"modulus": self.config.modulus, "train": sorted(self.chosen.tolist())},
             "model": {
                 "kind": "modular addition",
@@ -166,7 +166,7 @@ def build(config: RunConfig, data_dir: str | Path | None = None) -> Task:
     """The task of a run.
 
     Raises:
-        LabError: the task is unknown, its corpus is not to be had, or a number does not fit.
+        LabError: the task is unknown, its corpus is not available, or a number does not fit.
     """
     kind = TASKS[check_name(config.task)]
     _require_memory(config)
@@ -174,38 +174,42 @@ def build(config: RunConfig, data_dir: str | Path | None = None) -> Task:
 
 
 def _require_memory(config: RunConfig) -> None:
-    """Refuse what cannot fit into this machine before a byte of it is made."""
+    """Refuse a run that cannot fit into memory, before anything is allocated."""
     least, there = least_bytes(config), machine.memory()
     if least > there:
         raise LabError(
-            f"one update would take more than {least / 1e9:,.0f} GB of memory, and this machine "
+            f"one update would need more than {least / 1e9:,.0f} GB of memory, and this machine "
             f"has {there / 1e9:,.0f} GB; give a smaller width, hidden, layers, modulus, length, "
             "batch or number of steps"
         )
 
 
 def least_bytes(config: RunConfig) -> int:
-    """A lower bound of the memory of one update, from the shape alone."""
+    """A lower bound of the memory of one update, computed from the shapes."""
     if config.task == "grokking":
         examples, positions, symbols = config.modulus**2 // 2, 3, config.modulus
         logits, stream = examples * symbols, config.modulus**2
     else:
         examples, positions = config.batch, config.length
         logits, stream = examples * positions, config.steps * config.batch
-        symbols = 1  # of its corpus, which is not read yet
+        symbols = 1  # the corpus is not read yet
     layer = config.width * (4 * config.width + 3 * config.hidden)
     weights = config.layers * layer + symbols * config.width
     kept = examples * positions * config.layers * (4 * config.width + 3 * config.hidden)
-    # Weights, their gradients and a momentum; what the backward pass needs; int64 indices; and the
+    # Weights, gradients and momentum; activations for the backward pass; int64 indices; and the
     # schedule as a list.
     return 4 * (3 * weights + kept + logits) + 8 * stream + 32 * config.steps
 
 
 def build_model(task: Task) -> nn.Module:
-    """The task's model, with a shape that does not fit reported as a user's error."""
+    """The task's model; a shape that does not fit becomes a LabError."""
     try:
         return task.model()
-    except (ValueError, RuntimeError, MemoryError) as error:  # torch has no memory error of its own
+    except (
+        ValueError,
+        RuntimeError,
+        MemoryError,
+    ) as error:  # no memory: RuntimeError
         raise LabError(f"this model cannot be built: {error}") from error
 
 

@@ -1,4 +1,4 @@
-"""Turn what a user typed after ``tune`` into a plan: one arm per method and rate, equal budgets."""
+"""The plan of `gomuon tune`: one arm per method and rate, the same number for every method."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def tune_plan(
     """The plan of a sweep.
 
     Args:
-        task: a name of ``lab.tasks``.
+        task: a name of ``experiments.tasks``.
         names: optimizers, separated by commas.
         grid: rates per method; by default 5, or as many as ``rates`` gives.
-        ratio: from one rate of a grid to the next.
+        ratio: each rate divided by the next lower one.
         rates: ``name=rate/rate/…``, separated by commas, instead of a grid around the default.
-        momenta: tried with every rate of the methods that have a momentum; the others get as many
-            candidates from a finer grid.
+        momenta: tried with every rate of the methods that have a momentum; methods without one get
+            the same number of candidates from a finer grid.
         seeds: see ``racing.parse_seeds``.
         steps: updates per run; None for the task's default, as for everything below.
         adamw_lr: peak rate of everything that is not a matrix.
@@ -89,29 +89,29 @@ def tune_plan(
 
 
 def geometric_grid(middle: float, count: int, ratio: float) -> tuple[float, ...]:
-    """``count`` rates around ``middle``, which is always one of them, rounded to four digits."""
+    """``count`` rates around ``middle``, which is one of them, rounded to four digits."""
     first = -(count // 2)
     try:
         rates = tuple(float(f"{middle * ratio ** (first + i):.4g}") for i in range(count))
-    except OverflowError:  # of a power; a product becomes infinite instead
+    except OverflowError:  # raised by **; a product becomes infinite instead
         rates = ()
     if len(set(rates)) < count or not all(0 < rate < math.inf for rate in rates):
         raise LabError(
-            f"--grid {count} with --ratio {ratio:g} gives no {count} different rates above 0; "
-            f"give a ratio such as {RATIO:g}, or fewer rates"
+            f"--grid {count} with --ratio {ratio:g} does not give {count} different rates above 0; "
+            f"use a ratio such as {RATIO:g}, or fewer rates"
         )
     return rates
 
 
 def parse_grids(text: str, wanted: list[str]) -> dict[str, tuple[float, ...]]:
-    """``go-muon=.02/.04,muon=.01/.02`` as a mapping; every method named has as many rates."""
+    """``go-muon=.02/.04,muon=.01/.02`` as a dict."""
     grids: dict[str, tuple[float, ...]] = {}
     for part in racing.listed("--rates", text):
         name, _, values = (piece.strip() for piece in part.partition("="))
         if name not in wanted:
             raise LabError(f"--rates names {name!r}, which is not among {', '.join(wanted)}")
         if name in grids:
-            raise LabError(f"--rates names {name} twice")
+            raise LabError(f"--rates has {name} twice")
         if not values:
             raise LabError(f"--rates {part} has no rates; write for example {name}=.02/.04/.08")
         rates = [racing.parse_rate(value, f"--rates {part}") for value in values.split("/")]
@@ -138,12 +138,12 @@ def parse_momenta(text: str) -> tuple[float, ...]:
 
 
 def _count(grid: int | None, given: dict[str, tuple[float, ...]], finer: dict[str, int]) -> int:
-    """The one number of rates that every method gets, with a momentum each where it has one."""
+    """The number of rates per method, which must be the same for all methods."""
     for name, rates in given.items():
         if len(rates) % finer[name]:
             raise LabError(
-                f"--rates {name}: it has no momentum, so it gets {finer[name]} rates for each one "
-                f"of the others; {len(rates)} cannot be shared out"
+                f"--rates {name}: it has no momentum and needs {finer[name]} rates for each rate "
+                f"of the others; {len(rates)} is not a multiple of {finer[name]}"
             )
     counts = {name: len(rates) // finer[name] for name, rates in given.items()}
     if grid is not None:
@@ -173,7 +173,7 @@ def _budget(
     ratio: float,
     momenta: tuple[float, ...],
 ) -> str:
-    """The budget in words: it is part of what is declared, and printed before anything runs."""
+    """The budget in words; it is part of the plan and printed before anything runs."""
     text = f"{w.many(count, 'rate')} per method"
     if given:
         text += f", as given for {w.listing(list(given))}"

@@ -1,4 +1,4 @@
-"""The part of a report that is the same for every task: plan, pairing, times, machine."""
+"""Sections of a report for every task: plan, pairing, times, machine."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def sections(campaign: Campaign) -> list[Section]:
 
 
 def nothing_yet(campaign: Campaign) -> str:
-    """The headline of a campaign in which nothing can be compared yet."""
+    """The headline if nothing can be compared yet."""
     if any(arm.finished for arm in campaign.arms):
         return "No seed is finished in every arm yet"
     return "No run has finished yet"
 
 
 def paper_notes(campaign: Campaign) -> list[Note]:
-    """Where the paper's figures come from, and what to know before comparing with them."""
+    """The source of the published results, and notes on comparing with them."""
     if not campaign.paper:
         return []
     notes = [Note(f"The paper's figures: {campaign.paper.get('source', '')}.", "quiet")]
@@ -65,7 +65,7 @@ def _unfinished(campaign: Campaign) -> list[Block]:
 
 
 def _times(campaign: Campaign) -> list[Block]:
-    """Times as ratios: interleaved ones when the plan asked for them, and medians of the runs."""
+    """Ratios of step times: measured in turn if the plan asks for it, and medians of the runs."""
     blocks = _interleaved(campaign)
     theirs = campaign.printed("gains").get("step-time ratio")
     if theirs is not None:
@@ -127,7 +127,7 @@ def _medians(arm: ArmRuns) -> dict[int, float]:
 
 
 def _alignments(campaign: Campaign) -> list[Block]:
-    """The counts of a run grow from line to line, so its last line holds them."""
+    """The counts in the last line of a run are those of the whole run."""
     rows = []
     for arm in campaign.arms:
         lasts = [run.metrics[-1] for run in arm.runs.values() if run.metrics]
@@ -181,7 +181,7 @@ def _plan(campaign: Campaign) -> list[Block]:
 
 
 def _pairing(campaign: Campaign) -> list[Block]:
-    """One row per group and seed; that the fields agree was checked when the runs were read."""
+    """One row per group and seed; the hashes were compared when the runs were read."""
     rows = []
     for group in campaign.groups:
         arms = campaign.members(group)
@@ -207,7 +207,7 @@ def _machine(campaign: Campaign) -> list[Block]:
     runs = [*(run for arm in campaign.arms for run in arm.runs.values()), *campaign.tuning]
     if not runs:
         return []
-    # A run that was continued elsewhere was made in more than one place.
+    # A continued run may have used several machines and versions.
     places: list[Run | Resumption] = []
     for run in runs:
         places += [run, *run.resumed]
@@ -239,5 +239,5 @@ def _resumed(runs: Sequence[Run]) -> list[Block]:
 
 
 def _values(values: Iterable[object]) -> str:
-    """The distinct values, so that runs from two machines show both."""
+    """The distinct values, joined."""
     return ", ".join(dict.fromkeys(str(value) for value in values))

@@ -1,4 +1,4 @@
-"""Curves made fit for a drawing: smoothed, averaged over seeds, and no denser than a screen."""
+"""Curves for plots: smoothed, averaged over seeds, with no more points than a screen shows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 
 
 def smooth(values: Array) -> Array:
-    """A running mean over a fortieth of the run, over what there is of it at both ends."""
+    """A running mean over a fortieth of the run, shorter at both ends."""
     half = max(2, len(values) // 80)
     total = np.concatenate([[0.0], np.cumsum(values)])
     index = np.arange(len(values))
@@ -23,13 +23,13 @@ def smooth(values: Array) -> Array:
 
 
 def thin(values: Array) -> tuple[Array, Array]:
-    """Updates and values of a smooth curve, with no more points than a screen shows."""
+    """Updates and values of a smooth curve, at evenly spaced points."""
     keep = np.unique(np.linspace(0, len(values) - 1, SMOOTH_POINTS).astype(int))
     return (keep + 1).astype(np.float64), values[keep]
 
 
 def thin_extremes(values: Array) -> tuple[Array, Array]:
-    """A noisy curve by the least and greatest value of each block: it looks like the whole."""
+    """Updates and values of a noisy curve: the smallest and the largest value of each block."""
     if len(values) <= RAW_POINTS:
         return np.arange(1, len(values) + 1, dtype=np.float64), values
     keep = []
@@ -40,7 +40,7 @@ def thin_extremes(values: Array) -> tuple[Array, Array]:
 
 
 def thin_log(points: Sequence[tuple[int, float]]) -> tuple[Array, Array]:
-    """A curve of accuracies in per cent, thinned evenly on a log axis, extremes kept."""
+    """Accuracies in per cent: the extremes of each block, evenly spaced on a log axis."""
     steps = np.asarray([step for step, _ in points], dtype=np.float64)
     values = 100 * np.asarray([value for _, value in points], dtype=np.float64)
     if len(steps) <= RAW_POINTS:
@@ -58,7 +58,7 @@ def thin_log(points: Sequence[tuple[int, float]]) -> tuple[Array, Array]:
 
 
 def mean_over_seeds(series: Sequence[Array]) -> Array:
-    """The mean over seeds, as far as every seed has come."""
+    """The mean over seeds, up to the length of the shortest."""
     length = min(len(one) for one in series)
     result: Array = np.mean([one[:length] for one in series], axis=0)
     return result

@@ -1,4 +1,4 @@
-"""The paired differences of character models, as tables and as a drawing."""
+"""Paired differences of character models, as tables and a plot."""
 
 from __future__ import annotations
 

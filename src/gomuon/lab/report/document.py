@@ -1,7 +1,7 @@
-"""What a report says, apart from how it looks: `page` and `markdown` render the same document.
+"""The content of a report; `html` and `markdown` render the same document.
 
-Every string here is plain text. Only the two renderers turn it into markup, and they escape all
-of it, so a name that a run folder brings along cannot become markup by any path.
+Every string here is plain text. Only the two renderers create markup, and they escape all text, so
+that a name from a run folder can never become markup.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Cell:
-    """A table's cell; `best` is for the figure that wins its column."""
+    """A cell of a table; `best` marks the best value of its column."""
 
     text: str
     best: bool = False
@@ -19,9 +19,9 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows under column heads; the first `left` columns are names, the rest are figures.
+    """Rows under column heads; the first `left` columns are names, the others are values.
 
-    A row of a single cell is the head of the rows that follow it.
+    A row with a single cell is a heading for the rows after it.
     """
 
     caption: str
@@ -32,7 +32,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Plot:
-    """A drawing in four variants (SVG text), so that it suits the screen it is seen on."""
+    """A plot in four variants (SVG text), for wide and narrow, light and dark screens."""
 
     caption: str
     alt: str
@@ -64,19 +64,19 @@ Block = Table | Plot | Note | Facts
 class Section:
     title: str
     blocks: tuple[Block, ...]
-    folded: bool = False  # long reference matter that the page shows on request
+    folded: bool = False  # the HTML page shows it on request
 
 
 @dataclass(frozen=True)
 class Standing:
-    """One arm's place: who, the figure that decides, and what it means beside the others."""
+    """The rank of one arm: its name, its result, and a remark."""
 
     place: str
     name: str
     figure: str
     unit: str
     remark: str
-    color: int  # index into the palette of the drawings
+    color: int  # index into the palette of the plots
     winner: bool = False
 
 
@@ -84,8 +84,8 @@ class Standing:
 class Document:
     title: str
     headline: str  # the answer, in one sentence
-    evidence: str  # how far the answer is to be trusted; may be empty
-    lede: str  # what was run, in one or two sentences
+    evidence: str  # how certain the answer is; may be empty
+    introduction: str  # what was run, in one or two sentences
     quick: bool = False
     standings: tuple[Standing, ...] = ()
     sections: tuple[Section, ...] = field(default_factory=tuple)
@@ -96,5 +96,5 @@ def cell(value: Cell | str) -> Cell:
 
 
 def visible(text: str) -> str:
-    """Text without characters that neither show nor separate: they could break a file or a line."""
+    """Text with control characters replaced, which could break a file or a line."""
     return "".join(c if c.isprintable() or c.isspace() else "\ufffd" for c in text)

@@ -1,4 +1,4 @@
-"""What a report says of modular addition: who groks, when, and whether it lasts."""
+"""Sections of a report on modular addition: which arms grok, when, and whether it lasts."""
 
 from __future__ import annotations
 
@@ -237,7 +237,7 @@ def _mean(outcomes: list[dict[str, Any]], name: str) -> str:
 
 
 def _screen(report: GrokOutcomes) -> list[Note]:
-    """Which rate the plan's rule selects here: the lowest sum of grok steps over the groups."""
+    """The rates that the plan's rule selects: the lowest sum of grok steps over the groups."""
     campaign = report.campaign
     sums: dict[str, dict[float, float]] = {}
     for arm in campaign.arms:

@@ -1,7 +1,7 @@
-"""Render a report's document as one HTML page that needs nothing but itself.
+"""Render a document as one self-contained HTML page.
 
-No script, no font and no address: the page opens from a disk, in a mail or on a locked-down
-machine. The answer comes first, then the picture, then the details.
+It has no scripts, fonts or external addresses, so it opens offline and from an e-mail. The answer
+comes first, then the plots, then the details.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from gomuon.lab.report.document import (
 from gomuon.lab.report.markdown import QUICK
 from gomuon.lab.report.svg import DARK, LIGHT
 
-LONG = 36  # characters beyond which a cell may be broken into lines
+LONG = 36  # longer cells may be broken into lines
 
 
-def render_page(document: Document) -> str:
+def render_html(document: Document) -> str:
     """The whole page."""
     title = escape(document.title)
     body = [
@@ -36,7 +36,7 @@ def render_page(document: Document) -> str:
         f'<p class="kicker">{title}</p>',
         f"<h1>{escape(document.headline)}</h1>",
         f'<p class="evidence">{escape(document.evidence)}</p>' if document.evidence else "",
-        f'<p class="lede">{escape(document.lede)}</p>',
+        f'<p class="introduction">{escape(document.introduction)}</p>',
         _standings(document.standings),
         *(_section(section) for section in document.sections),
     ]
@@ -44,7 +44,7 @@ def render_page(document: Document) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        '<link rel="icon" href="data:,">\n'  # a browser asks for none elsewhere
+        '<link rel="icon" href="data:,">\n'  # else a browser requests an icon
         f"<title>{title}</title>\n<style>\n{style()}</style>\n</head>\n<body>\n<main>\n"
         + "\n".join(part for part in body if part)
         + "\n</main>\n</body>\n</html>\n"
@@ -52,12 +52,12 @@ def render_page(document: Document) -> str:
 
 
 def escape(text: str) -> str:
-    """Text as it stands in markup or in a quoted attribute; a number stays beside its per cent."""
+    """Escape text for markup and quoted attributes; keep numbers and per cent signs together."""
     return escape_html(visible(text)).replace(" %", "&nbsp;%")
 
 
 def style() -> str:
-    """The style sheet, with the drawings' palette as variables."""
+    """The style sheet, with the palette of the plots as variables."""
     sheet = resources.files("gomuon.lab.report").joinpath("report.css").read_text(encoding="utf-8")
     light, dark = (
         "".join(f"--arm{i}:{color};" for i, color in enumerate(palette))
@@ -137,7 +137,7 @@ def _data(svg: str) -> str:
 
 
 def _table(table: Table) -> str:
-    # The container scrolls, not the page nor the caption; a tab stop lets the keyboard reach it.
+    # Only the table scrolls, not the page; tabindex makes it reachable with the keyboard.
     kinds = ["name" if i < table.left else "value" for i in range(len(table.columns))]
     head = "".join(
         f'<th scope="col" class="{kind}">{escape(column)}</th>'

@@ -1,4 +1,4 @@
-"""What a report says of character models: losses in windows, paired differences, curves."""
+"""Sections of a report on character models: loss windows, paired differences, curves."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _gain(control: ArmRuns, result: PairedSeeds) -> str:
 
 
 def evidence(report: LanguageOutcomes) -> str:
-    """How much the headline's difference is to be believed."""
+    """How certain the difference in the headline is."""
     told = []
     for control, candidate in report.headline_pairs():
         result = report.paired(control, candidate, report.deciding)
@@ -131,7 +131,7 @@ def _curves(report: LanguageOutcomes) -> tuple[Block, ...]:
 
 
 def _reference(report: LanguageOutcomes) -> tuple[ArmRuns | None, list[ArmRuns]]:
-    """The arm that others are drawn against: a lone control, else the arm of every pair."""
+    """The arm that is subtracted from others: the only control, else the common candidate."""
     pairs = report.comparisons()
     if not pairs:
         return None, []
@@ -157,7 +157,7 @@ def _loss_arm(arm: ArmRuns) -> plots.LossCurves:
 
 
 def _results(report: LanguageOutcomes) -> Table:
-    """Per arm the paper's figures, ours and how far apart; the lowest of ours is set off."""
+    """For each arm the published results, ours and their difference; our lowest is bold."""
     campaign, measures = report.campaign, report.measures
     means = {arm.name: [report.mean(arm, m) for m in measures] for arm in campaign.arms}
     best = [

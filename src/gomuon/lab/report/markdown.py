@@ -1,4 +1,4 @@
-"""Render a report's document as Markdown that reads well as plain text, too."""
+"""Render a document as Markdown that is also readable as plain text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def render_markdown(document: Document) -> str:
     if document.quick:
         parts.append(f"> **{escape(QUICK)}**")
     parts.append(f"**{escape(document.headline)}**")
-    parts += [_line(text) for text in (document.evidence, document.lede) if text]
+    parts += [_line(text) for text in (document.evidence, document.introduction) if text]
     if document.standings:
         rows = [
             f"| {escape(s.place)} | {escape(s.name)} | {escape(s.figure)} {escape(s.unit)} "
@@ -37,15 +37,15 @@ def render_markdown(document: Document) -> str:
 
 
 def escape(text: str) -> str:
-    """Make `text` stand for itself in a line or a table cell, whatever it contains."""
+    """Escape text for a line or a table cell."""
     text = " ".join(visible(text).split())
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*_\[\]|#~$])", r"\\\1", text)
-    return text.replace("://", r"\://")  # no name becomes a link by itself
+    return text.replace("://", r"\://")  # prevents automatic links
 
 
 def _line(text: str) -> str:
-    """A paragraph that cannot turn into a list or a heading by its first characters."""
+    """A paragraph whose first characters cannot start a list or a heading."""
     return re.sub(r"^(\d+)?([-+.)=])", r"\1\\\2", escape(text))
 
 
@@ -66,7 +66,7 @@ def _block(block: Block) -> str:
 
 
 def table_text(table: Table, caption: str) -> str:
-    """A caption and the table beneath it."""
+    """The caption and the table below it."""
     marks = ["---" if i < table.left else "---:" for i in range(len(table.columns))]
     lines = [_row([escape(column) for column in table.columns]), _row(marks)]
     for row in table.rows:

@@ -1,4 +1,4 @@
-"""The methods as docs/methods.md, from the same table of recipes as `gomuon methods`."""
+"""docs/methods.md: all methods, from the same recipes as `gomuon methods`."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ INTRODUCTION = """\
 
 Made by `make docs` from the table of recipes in `src/gomuon/recipes.py`; change it there.
 
-Every method is one point on the same axes and goes through the same step: where its geometry comes
-from, what it does with it, and when it is renewed. G is the gradient of a weight W [m, n], M its
-momentum, M̂ the source of the update (M itself, or Nesterov's look ahead), D the direction, and
-polar(X) the factor UVᵀ of X = USVᵀ. In `gomuon race` and `gomuon tune` a method goes by the name in
-the second column."""
+All methods share one step and differ in three choices: where the geometry comes from, how it is
+used, and when it is refreshed. G is the gradient of a weight W [m, n], M its momentum, M̂ the source
+of the update (M itself, or Nesterov's look-ahead), D the direction, and polar(X) the factor UVᵀ of
+X = USVᵀ. `gomuon race` and `gomuon tune` use the names in the second column."""
 
 
 def markdown() -> str:
@@ -29,7 +28,7 @@ def markdown() -> str:
     parts = [INTRODUCTION, _table()]
     parts += [_section(recipe) for recipe in RECIPES.values()]
     parts.append("## Variants")
-    parts.append("Names the lab adds; each is one of the methods above with other settings.")
+    parts.append("Further names of the lab; each is one of the methods above with other settings.")
     parts.append("\n".join(f"- {_code(name)}: {_variant(v)}" for name, v in VARIANTS.items()))
     return "\n\n".join(parts) + "\n"
 
@@ -68,7 +67,7 @@ def _settings(recipe: Recipe) -> str:
 
 
 def _description(recipe: Recipe) -> Iterator[str]:
-    """The prose and formulas of the class's docstring, up to its arguments."""
+    """The text and formulas of the class's docstring, up to its arguments."""
     code: list[str] = []
     for block in [*blocks(docstring(recipe)), "Args:"]:
         if not isinstance(block, str):
@@ -84,19 +83,19 @@ def _description(recipe: Recipe) -> Iterator[str]:
 
 
 def _prose(text: str) -> str:
-    """A paragraph that stands for itself, except that names in backticks stay code."""
+    """An escaped paragraph; names in backticks stay code."""
     parts = re.split(r"(`[^`]+`)", text)
     return "".join(part if part.startswith("`") else escape_inside(part) for part in parts)
 
 
 def escape_inside(text: str) -> str:
-    """Escape a piece of a line, keeping the spaces it begins and ends with."""
+    """Escape a part of a line; keep the spaces at its start and end."""
     lead, tail = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
     return f"{lead}{escape(text)}{tail}" if text.strip() else text
 
 
 def _verbatim(text: str) -> str:
-    """An indented block, in which nothing needs escaping."""
+    """An indented block, which needs no escaping."""
     return textwrap.indent(text, "    ")
 
 
@@ -106,5 +105,5 @@ def _code(text: str) -> str:
 
 def _variant(entry: OptimizerEntry) -> str:
     parts = [_code(f"{name}={value!r}") for name, value in entry.options.items()]
-    parts += [f"{_code(p)} cut into heads by {side}" for p, side in entry.per_head.items()]
+    parts += [f"{_code(p)} split into heads by {side}" for p, side in entry.per_head.items()]
     return f"{escape(entry.recipe.name)} with {', '.join(parts)}"

@@ -1,4 +1,4 @@
-"""The report's drawings. Numbers in, pictures out; no file is read and no result computed here."""
+"""The plots of a report: loss curves, accuracies and paired differences."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def losses(
     differences: Sequence[LossCurves] = (),
     control: str = "",
 ) -> Plot:
-    """Loss against updates with the windows shaded; below, each arm minus the control."""
+    """Loss over updates, with shaded windows; below, each arm minus the control."""
 
     def draw_on(figure: Figure, style: Style) -> None:
         ratios = [3, 2] if differences else [1]
@@ -95,7 +95,7 @@ def losses(
 
 
 def grokking(caption: str, alt: str, panels: Sequence[AccuracyPanel]) -> Plot:
-    """Accuracy against updates on a log axis: held out solid, train dashed, grok step marked."""
+    """Accuracy over updates on a log axis: held out solid, train dashed, grok step marked."""
 
     def draw_on(figure: Figure, style: Style) -> None:
         grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False)
@@ -111,7 +111,7 @@ def grokking(caption: str, alt: str, panels: Sequence[AccuracyPanel]) -> Plot:
 
 
 def paired_differences(caption: str, alt: str, rows: Sequence[DifferenceRow]) -> Plot:
-    """Each seed's difference as a dot, the mean with its interval as a bar; zero is a tie."""
+    """A dot for the difference of each seed, a bar for the interval of the mean."""
 
     def draw_on(figure: Figure, style: Style) -> None:
         axes = figure.subplots()
@@ -147,7 +147,7 @@ def _loss_curves(axes: Axes, arms: Sequence[LossCurves], style: Style) -> None:
             axes.plot(*thin_extremes(np.asarray(series)), color=color, lw=0.5, alpha=0.22)
         mean = mean_over_seeds(smoothed)
         axes.plot(*thin(mean), color=color, lw=2, label=label(arm.name))
-        # The first updates fall from ln(vocabulary) and would flatten all that matters.
+        # The high losses of the first updates would compress the rest of the plot.
         late = mean[len(mean) // 16 :]
         finite = late[np.isfinite(late)]
         if finite.size:
@@ -191,7 +191,7 @@ def _accuracies(axes: Axes, panel: AccuracyPanel, style: Style) -> None:
         if run.grok is not None:
             axes.axvline(run.grok, color=color, lw=1, alpha=0.5)
             axes.plot([run.grok], [99], "o", color=color, ms=7, mec=style.paper, zorder=5)
-            # One row per arm, so that neighbours never print over each other.
+            # Different heights, so that labels of neighbours do not overlap.
             axes.annotate(
                 f" {run.grok:,} ",
                 (run.grok, 6 + 11 * (i % 6)),
@@ -222,7 +222,7 @@ def _legend(axes: Axes, style: Style, extra: bool = False) -> None:
             handles.append(line)
             labels.append(text)
     widest = max((len(text) for text in labels), default=0) + 6
-    room = 110 if style.wide else 38  # letters that fit beside each other
+    room = 110 if style.wide else 38  # letters per line
     columns = len(labels) if sum(len(text) + 6 for text in labels) < room else room // widest
     axes.legend(
         handles,

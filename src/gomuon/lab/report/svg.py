@@ -1,7 +1,7 @@
-"""The canvas of the report's drawings: their colours, and one SVG for each kind of screen.
+"""SVG plots: their colours, and one version for each kind of screen.
 
-Each drawing is made four times, wide and narrow, light and dark: text in a picture cannot reflow,
-and a white rectangle on a dark page blinds the reader.
+Each plot is drawn four times, wide and narrow, light and dark, because the text in a plot cannot be
+rearranged and a white plot on a dark page is hard to look at.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from matplotlib.figure import Figure
 
 from gomuon.lab.report.document import Plot, visible
 
-matplotlib.use("Agg")  # a report is written on machines without a screen
+matplotlib.use("Agg")  # works on machines without a screen
 
-# Okabe and Ito's colours: told apart with any kind of colour vision.
+# Okabe and Ito's colours, which people with colour blindness can distinguish.
 LIGHT = ("#0b6fb8", "#cf5300", "#00845f", "#b0518a", "#8a6d00", "#4a9fd0", "#6b6b6b")
 DARK = ("#5db4f5", "#ff9354", "#3ad1a5", "#eb9fd0", "#e8c64a", "#9bd7ff", "#b5b5b5")
 
 
 @dataclass(frozen=True)
 class Style:
-    """How one variant of a drawing is made."""
+    """The size and colours of one version of a plot."""
 
     wide: bool
     dark: bool
@@ -73,16 +73,16 @@ class Style:
 
 
 def label(name: str, limit: int = 28) -> str:
-    """A name fit for a drawing: one short line of printable characters."""
+    """A name shortened for a plot: one line of printable characters."""
     clean = " ".join(visible(name).split())
     return clean if len(clean) <= limit else clean[: limit - 1] + "…"
 
 
 def render_svg(draw_on: Callable[[Figure, Style], None], style: Style, height: float) -> str:
-    """One variant of a drawing, as SVG."""
+    """One version of a plot, as SVG text."""
     size = (9.2 if style.wide else 3.7, height)
     with matplotlib.rc_context(style.settings), warnings.catch_warnings():
-        # A name in a script the font lacks is drawn as boxes; that is no one's error.
+        # Letters that the font does not have are drawn as boxes; no warning is needed.
         warnings.filterwarnings("ignore", message="Glyph")
         figure = Figure(figsize=size, layout="constrained")
         draw_on(figure, style)
@@ -113,7 +113,7 @@ def make_plot(
 
 
 def _shorten(svg: str) -> str:
-    """Round the coordinates of paths to a hundredth of a point; half of the file is decimals."""
+    """Round the coordinates of paths to 0.01 points, which halves the file."""
     return re.sub(
         r'( d=")([^"]*)"',
         lambda m: m[1] + re.sub(r"(\.\d\d)\d+", r"\1", m[2]).replace("\n", " ") + '"',

@@ -1,4 +1,4 @@
-"""The drawing of a sweep: each method's statistic against its rates."""
+"""The plot of a sweep: the statistic of each method over its rates."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ MARKERS = ("o", "s", "^", "D")
 
 @dataclass(frozen=True)
 class SweepLine:
-    """One method at one momentum: (rate, statistic), None for a rate that diverged."""
+    """One method with one momentum: (rate, statistic); None for a rate that diverged."""
 
     name: str
     color: int
     dash: int
     points: tuple[tuple[float, float | None], ...]
-    picked: float | None  # the rate that is picked, when it is on this line
+    picked: float | None  # the picked rate, if it is on this line
 
 
 def sweep(caption: str, alt: str, lines: Sequence[SweepLine], quantity: str) -> Plot:
-    """Statistic against rate on a log axis; picked rates are ringed, diverged ones crosses."""
+    """Statistic over rate on a log axis; circles mark picked rates, crosses diverged ones."""
     rates = [rate for line in lines for rate, _ in line.points]
     spread = max(rates) / min(rates)
 

@@ -1,4 +1,4 @@
-"""What a report says of a sweep: every candidate's statistic, and a race among those picked."""
+"""Section of a report on a sweep: the statistic of every candidate, and a race of the picked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gomuon.lab.results.candidates import Pick
 
 
 def picked_race(campaign: Campaign, picks: list[Pick]) -> Campaign:
-    """The race among the picked arms; all arms while nothing is picked yet."""
+    """The campaign with the picked arms only; with all arms if nothing is picked yet."""
     chosen = [pick.best.arm for pick in picks if pick.best is not None]
     arms = [campaign.arm(name) for name in chosen]
     if not arms:
@@ -27,12 +27,12 @@ def picked_race(campaign: Campaign, picks: list[Pick]) -> Campaign:
 
 
 def _color(picks: list[Pick], arm: ArmRuns) -> int:
-    """A colour per method, the same in the sweep's drawing and in the curves."""
+    """The colour of a method, the same in the plot of the sweep and in the curves."""
     return [pick.method for pick in picks].index(arm.optimizer)
 
 
 def caution(campaign: Campaign) -> str:
-    """What to know of a race among arms that were picked by its own outcome."""
+    """A warning: these arms were picked on the seeds on which they are compared."""
     return (
         f"Each at its own best rate, picked on the same {w.seeds(campaign.seeds)}: to compare the "
         "methods, race the selection on other seeds."
@@ -40,16 +40,16 @@ def caution(campaign: Campaign) -> str:
 
 
 def section(campaign: Campaign, picks: list[Pick]) -> Section:
-    """The sweep: warnings first, then the drawing and the table of all candidates."""
+    """The sweep: warnings first, then the plot and the table of all candidates."""
     warnings = [Note(text, "warn") for pick in picks if (text := pick.warning()) is not None]
     if any(not c.finished for pick in picks for c in pick.candidates):
         warnings = [Note("Picked so far; candidates are still missing.", "warn")]
-    drawing = [_drawing(campaign, picks)] if any(pick.best for pick in picks) else []
-    blocks: list[Block] = [*warnings, *drawing, _table(campaign, picks)]
+    plot = [_plot(campaign, picks)] if any(pick.best for pick in picks) else []
+    blocks: list[Block] = [*warnings, *plot, _table(campaign, picks)]
     return Section("The sweep", tuple(blocks))
 
 
-def _drawing(campaign: Campaign, picks: list[Pick]) -> Block:
+def _plot(campaign: Campaign, picks: list[Pick]) -> Block:
     lines = []
     tried = {c.momentum for pick in picks for c in pick.candidates}
     momenta = sorted(value for value in tried if value is not None)

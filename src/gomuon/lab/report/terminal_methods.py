@@ -1,4 +1,4 @@
-"""The methods side by side, from the table of recipes, as the terminal shows them."""
+"""`gomuon methods` in the terminal: all methods in a table, or one method in full."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from gomuon.lab.errors import unknown_name
 from gomuon.lab.experiments.optimizers import ENTRIES, VARIANTS, OptimizerEntry, command_name
 from gomuon.recipes import RECIPES, Recipe
 
-# As in the paper's table of related work, with the rate and the origin beside.
+# As in the paper's table of related work, with rate and origin added.
 AXES = ("statistical geometry", "matrix update", "curvature amortisation", "from")
-WIDE = 116  # columns from which the table is a table; below it, a list
+WIDE = 116  # columns; a narrower terminal gets a list instead of a table
 
 
 def axes(recipe: Recipe) -> tuple[str, ...]:
-    """The recipe's choice on each of ``AXES``; a formula's definitions have a line of their own."""
+    """The recipe's values of ``AXES``; each definition of a formula is on its own line."""
     formula = recipe.formula.replace(";  ", ";\n")
     return recipe.geometry.description, formula, recipe.clock, recipe.origin
 
 
 def print_table(console: Console) -> None:
-    """Every recipe in the order of ``RECIPES``; the lab's variants below."""
+    """Print all recipes in the order of ``RECIPES``, then the lab's variants."""
     rows = RECIPES.values()
     console.print(_wide(rows) if console.width >= WIDE else _narrow(rows))
     for name, entry in VARIANTS.items():
         text = f"{name} is {entry.recipe.name} with {difference(entry)}."
         console.print(Text(text))
-    console.print(Text("gomuon methods NAME shows one in full.", style="dim"))
+    console.print(Text("gomuon methods NAME shows one method in full.", style="dim"))
 
 
 def _wide(recipes: Iterable[Recipe]) -> RenderableType:
@@ -63,7 +63,7 @@ def _head(recipe: Recipe, name: str) -> Text:
 
 
 def _facts(recipe: Recipe) -> Table:
-    """The axes below each other, with values that wrap beside their names."""
+    """One axis per line, name and value."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
@@ -73,10 +73,10 @@ def _facts(recipe: Recipe) -> Table:
 
 
 def find(name: str) -> tuple[str, OptimizerEntry]:
-    """A method by the command line's name or by its class.
+    """Find a method by its command-line name or its class.
 
     Raises:
-        LabError: there is none; the nearest is suggested.
+        LabError: the name is unknown; the message suggests the nearest one.
     """
     given = name if name in ENTRIES else command_name(name)
     if given not in ENTRIES:
@@ -85,7 +85,7 @@ def find(name: str) -> tuple[str, OptimizerEntry]:
 
 
 def print_method(name: str, console: Console) -> None:
-    """One method with its axes, every default and the docstring of its class."""
+    """Print one method with its axes, all defaults and the docstring of its class."""
     name, entry = find(name)
     recipe = entry.recipe
     console.print(_head(recipe, name))
@@ -103,10 +103,10 @@ def print_method(name: str, console: Console) -> None:
 
 
 def difference(entry: OptimizerEntry) -> str:
-    """What sets a variant apart, in words."""
+    """How a variant differs from its recipe, in words."""
     parts = [f"{name}={value!r}" for name, value in entry.options.items()]
     for pattern, side in entry.per_head.items():
-        parts.append(f"{pattern} cut into heads by {side}")
+        parts.append(f"{pattern} split into heads by {side}")
     return ", ".join(parts)
 
 
@@ -115,7 +115,7 @@ def docstring(recipe: Recipe) -> str:
 
 
 def reflow(text: str, width: int) -> Iterator[str]:
-    """The lines of a docstring for another width; formulas after "::" keep their lines."""
+    """A docstring wrapped to another width; formulas after "::" keep their lines."""
     for block in blocks(text):
         if isinstance(block, str):
             hang = " " * (len(block) - len(block.lstrip())) + "    " * (block[0] == " ")
@@ -131,7 +131,7 @@ def reflow(text: str, width: int) -> Iterator[str]:
 
 
 def blocks(text: str) -> Iterator[str | list[str]]:
-    """A docstring's paragraphs and entries, each joined to one line; verbatim parts as lists."""
+    """Paragraphs and entries of a docstring, each as one line; verbatim parts as lists."""
     pending, verbatim = "", False
     for line in [*text.splitlines(), ""]:
         indent = len(line) - len(line.lstrip())
@@ -139,7 +139,7 @@ def blocks(text: str) -> Iterator[str | list[str]]:
         if verbatim:
             yield [line]
             continue
-        # A deeper line continues an entry; one at the margin continues a paragraph.
+        # A deeper line continues an entry; an unindented line continues a paragraph.
         start = len(pending) - len(pending.lstrip())
         joins = pending and line and (indent > start > 0 or indent == start == 0)
         if joins and not pending.endswith(":"):

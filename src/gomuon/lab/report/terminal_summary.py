@@ -1,4 +1,4 @@
-"""The table at the end of a campaign, and the plan as `--dry-run` prints it."""
+"""Terminal output: the table at the end of a campaign, and the plan for `--dry-run`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gomuon.lab.results.runs import Run
 
 
 def print_summary(plan: Plan, runs: Sequence[Run], console: Console) -> None:
-    """One row per arm: means over its seeds, with the paper's figure where there is one."""
+    """One row per arm: means over its seeds, with the published result if there is one."""
     table = Table(title=_title(plan), title_justify="left", title_style="bold")
     if plan.task == "grokking":
         _grokking(plan, runs, table)
@@ -81,7 +81,7 @@ def _mean(values: Sequence[float | None]) -> str:
 
 
 def print_plan(plan: Plan, costs: dict[str, float], jobs: int, console: Console) -> None:
-    """The declared plan with the measured cost of its arms and of the whole."""
+    """The plan with the measured time of its arms and of the whole campaign."""
     table = Table(title=_title(plan), title_justify="left", title_style="bold")
     for head in ("arm", "optimizer", "rate", "options", "runs", "s / update"):
         table.add_column(head, justify="right" if head in ("runs", "s / update") else "left")

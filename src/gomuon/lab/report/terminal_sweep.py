@@ -1,4 +1,4 @@
-"""The end of a sweep in the terminal: every candidate, what was picked, what to beware of."""
+"""Terminal output at the end of a sweep: candidates, picks and warnings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EDGES = {"lower": "picked, LOWEST", "upper": "picked, HIGHEST"}
 
 
 def print_picks(plan: Plan, picks: Sequence[Pick], path: Path, console: Console) -> None:
-    """A row per candidate, grouped by method; below, warnings and how to race with the picks."""
+    """A row per candidate, grouped by method; below, warnings and the command for a race."""
     grokking = plan.task == "grokking"
     momenta = any(candidate.momentum is not None for pick in picks for candidate in pick.candidates)
     table = Table(title=Text(plan.title), title_justify="left", title_style="bold")
@@ -45,11 +45,11 @@ def print_picks(plan: Plan, picks: Sequence[Pick], path: Path, console: Console)
         if (warning := pick.warning()) is not None:
             console.print(Text(f"WARNING  {warning}", style="bold yellow"))
     command = f"gomuon race --selection {path}"
-    console.print(f"race with these: {command}", markup=False, highlight=False, soft_wrap=True)
+    console.print(f"to race with these: {command}", markup=False, highlight=False, soft_wrap=True)
 
 
 def statistic(candidate: Candidate, steps: int, grokking: bool) -> str:
-    """A candidate's statistic as every table writes it."""
+    """A candidate's statistic as text."""
     if not candidate.finished:
         return "unfinished"
     if candidate.score is None:

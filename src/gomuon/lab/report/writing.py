@@ -1,7 +1,4 @@
-"""Write a campaign's report: `report.md` for reading as text, `report.html` for looking at.
-
-Both say the same, because both are rendered from one document; nothing is drawn or computed twice.
-"""
+"""Write the report of a campaign: `report.md` and `report.html`, rendered from one document."""
 
 from __future__ import annotations
 
@@ -15,40 +12,40 @@ from gomuon.lab.files import write_atomically
 from gomuon.lab.input_checks import errors_naming
 from gomuon.lab.report import common_sections, grokking_sections, language_sections, sweep_sections
 from gomuon.lab.report.document import Document, Note, Section, Standing
-from gomuon.lab.report.html import render_page
+from gomuon.lab.report.html import render_html
 from gomuon.lab.report.markdown import render_markdown
 from gomuon.lab.results.campaigns import Campaign, read_campaign
 from gomuon.lab.results.candidates import picks_of_campaign
 from gomuon.lab.results.grokking_outcomes import analyse as analyse_grokking
 from gomuon.lab.results.language_outcomes import analyse as analyse_language
 
-MARKDOWN, PAGE = "report.md", "report.html"
+MARKDOWN, HTML = "report.md", "report.html"
 
 
 def write_report(folder: str | Path) -> tuple[Path, Path]:
-    """Write both files into a campaign's (or a single run's) folder and return their paths.
+    """Write both files into the folder of a campaign or a single run; return their paths.
 
     Raises:
-        LabError: the folder is neither, a file in it is damaged, its runs may not be compared,
-            or the folder cannot be written. No file is left half-written.
+        LabError: the folder is neither, a file is damaged, the runs may not be compared, or the
+            folder cannot be written. Files are written completely or not at all.
     """
     folder = Path(folder)
     with errors_naming(folder):
         document = build_document(read_campaign(folder))
-        texts = {MARKDOWN: render_markdown(document), PAGE: render_page(document)}
+        texts = {MARKDOWN: render_markdown(document), HTML: render_html(document)}
     for name, text in texts.items():
         write_atomically(folder / name, partial(_write, text))
-    return folder / MARKDOWN, folder / PAGE
+    return folder / MARKDOWN, folder / HTML
 
 
 def build_document(campaign: Campaign) -> Document:
-    """Everything the report says, as plain text, tables and pictures."""
+    """The content of the report: text, tables and plots."""
     headline, evidence, standings, sections = _findings(campaign)
     return Document(
         title=campaign.title,
         headline=headline,
         evidence=evidence,
-        lede=_lede(campaign),
+        introduction=_introduction(campaign),
         quick=campaign.label == "quick",
         standings=standings,
         sections=(*_caution(campaign), *sections, *common_sections.sections(campaign)),
@@ -80,7 +77,7 @@ def _findings(campaign: Campaign) -> tuple[str, str, tuple[Standing, ...], list[
     )
 
 
-def _lede(campaign: Campaign) -> str:
+def _introduction(campaign: Campaign) -> str:
     done = sum(len(arm.finished) for arm in campaign.arms)
     total = len(campaign.arms) * len(campaign.seeds)
     arms = w.many(len(campaign.arms), "arm")
@@ -91,7 +88,7 @@ def _lede(campaign: Campaign) -> str:
 
 
 def _caution(campaign: Campaign) -> list[Section]:
-    """What a reader of a partial campaign must know before reading any figure."""
+    """A warning at the top of the report of an unfinished campaign."""
     left = len(campaign.missing) + len(campaign.unfinished)
     if not left:
         return []

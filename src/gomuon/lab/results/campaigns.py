@@ -1,7 +1,7 @@
-"""Read a campaign back for its report: the plan, its runs, and the proof that they belong together.
+"""Read a campaign from its folder: the plan, its runs, and the check that they belong together.
 
-Whatever does not fit, a run of another plan, a pair whose hashes differ, a damaged line, is refused
-here by name, so that everything after it may trust what it draws and tabulates.
+A run of another plan, a pair with different hashes or a damaged line is refused here with a clear
+message, so that all later code can rely on the data.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gomuon.lab.results.pairing import require_pair
 from gomuon.lab.results.runs import MANIFEST, Run, load_run
 
 PLAN, TIMING = "plan.json", "timing.json"
-# What a run's manifest must repeat of the arm it is filed under; rates and options beside them.
+# Fields of the plan that the manifest of every run must repeat, besides rate and options.
 SHARED = ("task", "steps", "label")
 
 
 @dataclass(frozen=True)
 class ArmRuns:
-    """An arm of the plan with those of its runs that exist, by seed."""
+    """An arm of the plan with its existing runs, by seed."""
 
     name: str
     title: str
@@ -34,7 +34,7 @@ class ArmRuns:
     lr: float | None
     options: dict[str, Any]
     group: str
-    color: int  # arms of one title share a colour across groups
+    color: int  # arms with the same title in different groups share a colour
     runs: dict[int, Run]
 
     @property
@@ -43,13 +43,13 @@ class ArmRuns:
 
     @property
     def label(self) -> str:
-        """The title with the peak matrix rate, unless the title has it already."""
+        """The title and the peak matrix rate, if the title does not have it."""
         rate = "" if self.rate is None else f"{self.rate:g}"
         return self.title if rate in self.title.split() else f"{self.title}, lr {rate or 'open'}"
 
     @property
     def rate(self) -> float | None:
-        """The peak matrix rate; a selected one is known from the runs."""
+        """The peak matrix rate; if the plan's rule selected it, it is read from the runs."""
         if self.lr is not None:
             return self.lr
         return next((run.config.lr for run in self.runs.values()), None)
@@ -71,10 +71,10 @@ class Campaign:
     paper: dict[str, Any] | None
     arms: tuple[ArmRuns, ...]
     tuning: tuple[Run, ...]  # runs on the tuning seed, one per rate of a grid
-    # Arms stepped in turn, when the plan asks for it: mean seconds of a step, cycle by cycle.
+    # If the plan asks for it: mean seconds of a step, cycle by cycle, of arms timed in turn.
     timing: dict[str, list[float]] | None
-    missing: tuple[str, ...]  # declared, not started
-    foreign: tuple[str, ...]  # in the folder, not declared
+    missing: tuple[str, ...]  # in the plan, but not started
+    foreign: tuple[str, ...]  # in the folder, but not in the plan
 
     @property
     def groups(self) -> list[str]:
@@ -87,14 +87,14 @@ class Campaign:
 
     @property
     def race(self) -> bool:
-        """Whether this is a race of one's own: then the ranking is the answer."""
+        """Whether this is a user's own race, with no published results to compare with."""
         return self.paper is None
 
     def arm(self, name: str) -> ArmRuns:
         return next(arm for arm in self.arms if arm.name == name)
 
     def printed(self, name: str) -> dict[str, Any]:
-        """A table of the paper's figures; empty when there is none."""
+        """A table of published results; empty if there is none."""
         found = (self.paper or {}).get(name)
         return found if isinstance(found, dict) else {}
 
@@ -103,10 +103,10 @@ class Campaign:
 
 
 def read_campaign(folder: str | Path, load: Callable[[Path], Run] = load_run) -> Campaign:
-    """Read the campaign or the single run in `folder`; `load` reads a run's own folder.
+    """Read the campaign or the single run in `folder`; `load` reads the folder of a run.
 
     Raises:
-        LabError: it is neither, a file in it is damaged, or its runs may not be compared.
+        LabError: it is neither, a file is damaged, or the runs may not be compared.
     """
     folder = Path(folder)
     if is_file(folder / PLAN):
@@ -144,10 +144,12 @@ def _campaign(folder: Path, plan: dict[str, Any], load: Callable[[Path], Run]) -
     except KeyError as error:
         raise LabError(f"{path}: field {error.args[0]!r} is missing") from error
     except BAD_VALUE_ERRORS as error:
-        raise LabError(f"{path}: not a plan this gomuon reads ({error})") from error
+        raise LabError(f"{path}: not a valid plan ({error})") from error
     unknown = {name for pair in comparisons for name in pair} - {arm.name for arm in arms}
     if unknown:
-        raise LabError(f"{path}: 'comparisons' names {min(unknown)!r}, which is no arm of the plan")
+        raise LabError(
+            f"{path}: 'comparisons' has {min(unknown)!r}, which is not an arm of the plan"
+        )
 
     missing: list[str] = []
     used: set[str] = set()
@@ -203,7 +205,7 @@ def _timing(path: Path) -> dict[str, list[float]]:
         values = [[float(x) for x in of_arm] for of_arm in content["seconds"]]
         seconds = dict(zip(names, values, strict=True))
     except BAD_VALUE_ERRORS as error:
-        raise LabError(f"{path}: not an interleaved timing ({error!r})") from error
+        raise LabError(f"{path}: not a valid timing file ({error!r})") from error
     for name, taken in seconds.items():
         if not taken or not all(0 < x < math.inf for x in taken):
             raise LabError(f"{path}: the seconds of {name} are {taken!r}, not positive times")
@@ -211,7 +213,7 @@ def _timing(path: Path) -> dict[str, list[float]]:
 
 
 def _single(run: Run) -> Campaign:
-    """One run as a campaign of one arm and one seed."""
+    """One run as a campaign with one arm and one seed."""
     config = run.config
     title = config.arm or config.optimizer
     arm = ArmRuns(
@@ -246,7 +248,7 @@ def _single(run: Run) -> Campaign:
 
 
 def _require_declared(run: Run, arm: ArmRuns, seed: int, settings: dict[str, Any]) -> None:
-    """A run filed under an arm must be that arm's run: copied or edited folders are refused."""
+    """Check that a run belongs to its arm; copied or edited folders are refused."""
     expected = {"arm": arm.name, "seed": seed, "optimizer": arm.optimizer, **settings}
     expected["options"] = arm.options
     if arm.lr is not None:
@@ -256,13 +258,13 @@ def _require_declared(run: Run, arm: ArmRuns, seed: int, settings: dict[str, Any
         if found != value:
             raise LabError(
                 f"{run.folder}: its {field} is {found!r}, but {PLAN} declares {value!r}; "
-                "remove this run's folder and run the campaign again"
+                "delete this run's folder and run the command again"
             )
     made = run.config.steps if run.result is None else run.result["steps"]
     if run.result is not None and made < run.config.steps and "diverged_at" not in run.result:
         raise LabError(
             f"{run.folder}: its result has {made} of {run.config.steps} updates; "
-            "remove this run's folder and run the campaign again"
+            "delete this run's folder and run the command again"
         )
 
 
@@ -279,7 +281,7 @@ def _of_seed(arms: Sequence[ArmRuns], seed: int) -> list[Run]:
 
 
 def _colors(arms: list[dict[str, Any]], comparisons: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """A colour per title: candidates first, so that the method in question always has the same."""
+    """A colour per title: candidates first, so that the tested method always has the same."""
     titles = {str(arm["name"]): str(arm["title"]) for arm in arms}
     order = [*(b for _, b in comparisons), *(a for a, _ in comparisons), *titles]
     distinct = dict.fromkeys(titles[name] for name in order if name in titles)
@@ -287,9 +289,9 @@ def _colors(arms: list[dict[str, Any]], comparisons: Sequence[tuple[str, str]]) 
 
 
 def _folder_name(name: str) -> str:
-    """An arm's name is part of a path: it must not lead out of the campaign's folder."""
+    """Check an arm's name: it is part of a path and must not lead out of the folder."""
     if not name or name.startswith(".") or any(c in name for c in "/\\\0"):
-        raise ValueError(f"arm name {name!r} is no folder name")
+        raise ValueError(f"arm name {name!r} is not a folder name")
     return name
 
 

@@ -46,13 +46,13 @@ class Pick:
 
     @property
     def best(self) -> Candidate | None:
-        """None when no candidate stayed finite."""
+        """The usable candidate with the lowest score; None if all diverged."""
         usable = [candidate for candidate in self.candidates if candidate.usable]
         return min(usable, key=lambda c: (c.score, -(c.accuracy or 0.0)), default=None)
 
     @property
     def edge(self) -> str | None:
-        """Which end of the grid the rate lies on: "lower", "upper", "only" one rate, or None."""
+        """Which end of the grid the rate is: "lower", "upper", "only" (a single rate) or None."""
         if self.taken is None:
             return None
         rates = {candidate.rate for candidate in self.candidates}
@@ -62,15 +62,15 @@ class Pick:
         return ends.get(self.taken.rate)
 
     def warning(self) -> str | None:
-        """What must be said loudly: nothing was picked, or the optimum may lie outside."""
+        """A warning if nothing was picked or the best rate may be outside the grid."""
         if self.declared is not None:
             return None
         name = optimizers.title(self.method)
         if self.best is None:
-            return f"{name}: nothing picked, every rate diverged; sweep lower rates"
+            return f"{name}: nothing picked, because every rate diverged; try lower rates"
         rate = f"{self.best.rate:g}"
         if self.edge == "only":
-            return f"{name}: {rate} was the only rate tried, so nothing says it is the best"
+            return f"{name}: {rate} was the only rate tried, so others may be better"
         if self.edge is None:
             return None
         end, way = ("lowest", "lower") if self.edge == "lower" else ("highest", "higher")
@@ -207,7 +207,7 @@ def screen(runs: Sequence[Run]) -> list[Pick]:
 
 
 def write_selection(folder: Path, plan: Plan, picks: Sequence[Pick]) -> Path:
-    """Write ``selection.json``: what was tried, what it scored, what each method takes."""
+    """Write ``selection.json``: the candidates, their scores and the rate each method takes."""
     methods = {}
     for pick in picks:
         taken = pick.taken
@@ -233,7 +233,7 @@ def write_selection(folder: Path, plan: Plan, picks: Sequence[Pick]) -> Path:
             "statistic": plan.statistic,
             "rule": plan.rule,
             "settings": plan.settings,
-            "order": list(methods),  # as asked for; the file is sorted by name
+            "order": list(methods),  # the user's order; keys in the file are sorted
             "methods": methods,
         },
     )

@@ -1,4 +1,4 @@
-"""The outcomes of character models: what each arm reached, on which seeds, and who is compared."""
+"""Outcomes of character models: the losses of each arm, its seeds, and the compared pairs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ GEOMETRIC_MEAN = "geometric mean"
 class Measure:
     """A column of the tables: a window's mean loss or the geometric mean of all windows."""
 
-    title: str  # what the reader sees
-    key: str  # what it is called in a run's outcome
-    paper_key: str  # what it is called among the paper's figures
+    title: str  # shown to the reader
+    key: str  # in a run's outcome
+    paper_key: str  # in the published results
 
 
 @dataclass(frozen=True)
 class PairedSeeds:
-    """A paired comparison that remembers which difference belongs to which seed."""
+    """A paired comparison with the difference of each seed."""
 
     differences: dict[int, float]
     mean: float
@@ -53,7 +53,7 @@ class LanguageOutcomes:
         return math.fsum(known) / len(known) if known else None
 
     def common_seeds(self) -> list[int]:
-        """Arms are ranked on the same seeds only; an arm without results does not count."""
+        """Seeds that are finished in every arm with results; arms are ranked on these only."""
         sets = [set(seeds) for seeds in self.outcomes.values() if seeds]
         return sorted(set.intersection(*sets)) if sets else []
 
@@ -68,7 +68,7 @@ class LanguageOutcomes:
         return [(arm(first), arm(second)) for first, second in self.campaign.comparisons]
 
     def headline_pairs(self) -> list[tuple[ArmRuns, ArmRuns]]:
-        """The pairs the headline is about: in a race the winner and the runner-up."""
+        """The pairs in the headline: in a race the first two, else the declared pairs."""
         ranking = [arm for arm, _ in self.ranked()]
         return (
             [(ranking[1], ranking[0])]
@@ -96,7 +96,7 @@ class LanguageOutcomes:
 
 def analyse(campaign: Campaign) -> LanguageOutcomes:
     measures = [
-        # A shortened run has shrunk windows; each stands for the paper's window in its place.
+        # A shortened run has shorter windows; each is compared with the paper's window.
         Measure(w.window(window), window_name(window), window_name(original))
         for window, original in zip(campaign.windows, PAPER_WINDOWS, strict=False)
     ]
@@ -107,7 +107,7 @@ def analyse(campaign: Campaign) -> LanguageOutcomes:
     }
     windows_in_paper = {key for row in campaign.printed("windows").values() for key in row}
     deciding = mean
-    if len(windows_in_paper) == 1:  # the paper decided this experiment by a single window
+    if len(windows_in_paper) == 1:  # the paper judges this experiment by a single window
         deciding = next((m for m in measures if m.paper_key in windows_in_paper), mean)
     return LanguageOutcomes(campaign, (*measures, mean), deciding, outcomes)
 
@@ -118,5 +118,5 @@ def outcome(run: Run, campaign: Campaign) -> dict[str, float]:
     except (KeyError, TypeError, ValueError) as error:
         raise LabError(f"{run.folder / METRICS}: no loss for every window ({error})") from error
     found = {**result["windows"], GEOMETRIC_MEAN: result["geometric_mean"]}
-    # A run that diverged has no mean where it did not arrive, and must lose there.
+    # A diverged run has no mean for later windows; NaN ranks last.
     return {key: math.nan if value is None else value for key, value in found.items()}

@@ -1,4 +1,4 @@
-"""Proof that two runs may be compared: sha256 of everything their optimizers must not change."""
+"""Check that two runs may be compared: hashes of everything except the optimizer."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.experiments.tasks import Task
 from gomuon.lab.results.runs import Run
 
-# In the order in which a difference is worth reporting.
+# The first field that differs is reported.
 FIELDS = ("corpus", "model", "schedule", "stream", "parameters")
 
 
 def hash_value(value: Any) -> str:
     """sha256 of a tensor's dtype, shape and bytes, or of a value's canonical JSON.
 
-    A string is taken to be a sha256 already.
+    A string is returned as it is: it is a sha256 already.
     """
     if isinstance(value, str):
         return value
@@ -49,12 +49,12 @@ def _add_tensor(digest: Any, tensor: Tensor) -> None:
 
 
 def hashes(task: Task, model: nn.Module) -> dict[str, str]:
-    """The five hashes of a run that has not made its first update."""
+    """The five hashes of a run before its first update."""
     fingerprints = task.fingerprints()
     return {
         "corpus": hash_value(fingerprints["corpus"]),
         "model": hash_value(fingerprints["model"]),
-        # The multipliers alone: the peak rate is what arms are allowed to differ in.
+        # The multipliers only: arms may differ in their peak rate.
         "schedule": hash_value(task.multipliers()),
         "stream": hash_value(fingerprints["stream"]),
         "parameters": hash_parameters(model),
@@ -62,7 +62,7 @@ def hashes(task: Task, model: nn.Module) -> dict[str, str]:
 
 
 def differing_fields(first: dict[str, str], second: dict[str, str]) -> list[str]:
-    """The fields in which two runs' hashes differ or that one of them lacks."""
+    """The fields whose hashes differ or are missing in a run."""
     return [
         field
         for field in FIELDS
@@ -71,10 +71,10 @@ def differing_fields(first: dict[str, str], second: dict[str, str]) -> list[str]
 
 
 def require_pair(first: Run, second: Run) -> list[str]:
-    """The fields that agree, which must be all of them.
+    """Require that all hashes and the seeds of two runs agree.
 
     Raises:
-        LabError: the two runs may not be compared; the message names the differing field.
+        LabError: the runs may not be compared; the message names the field that differs.
     """
     differing = differing_fields(first.hashes, second.hashes)
     if differing:

@@ -1,8 +1,8 @@
 """A run on disk: its folder, and reading it back.
 
-One folder per run: ``manifest.json`` before the first update, ``metrics.jsonl`` and
-``timing.jsonl`` as updates happen, ``checkpoint.pt`` to continue from, and ``result.json`` at the
-end, whose presence means that the run is finished.
+One folder per run: ``manifest.json`` is written before the first update, ``metrics.jsonl`` and
+``timing.jsonl`` during the run, ``checkpoint.pt`` to continue from, and ``result.json`` at the end:
+a run is finished if it has this file.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from gomuon.lab.input_checks import BAD_VALUE_ERRORS, is_file
 FORMAT = 1
 MANIFEST, METRICS, TIMING = "manifest.json", "metrics.jsonl", "timing.jsonl"
 CHECKPOINT, RESULT = "checkpoint.pt", "result.json"
-RESUMED = "resumed"  # the manifest's list of what changed while a run was under way
+RESUMED = "resumed"  # the manifest's list of changes when a run was continued
 
 
 @dataclass(frozen=True)
 class Resumption:
-    """Where a run was continued by other code, with other versions or on another machine.
+    """A point at which a run was continued by other code, with other versions or elsewhere.
 
     Attributes:
         step: the last update before it.
-        commit: from then on, as `Run.commit`, and so the others.
+        commit: from then on; also versions and machine.
     """
 
     step: int
@@ -43,11 +43,11 @@ class Resumption:
 
     @classmethod
     def from_dict(cls, entry: Any, where: Path) -> Resumption:
-        """Read an entry of a manifest; ``where`` is named when it does not fit."""
+        """An entry of a manifest; errors name the file ``where``."""
         try:
             commit, step = entry["commit"], int(entry["step"])
             if not isinstance(commit, str | None):
-                raise TypeError("the commit is no text")
+                raise TypeError("the commit is not text")
             return cls(step, commit, dict(entry["versions"]), dict(entry["machine"]))
         except BAD_VALUE_ERRORS as error:
             raise LabError(
@@ -57,7 +57,7 @@ class Resumption:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder as read back; ``result`` is None while the run is unfinished."""
+    """A run, read from its folder; ``result`` is None if the run is unfinished."""
 
     folder: Path
     config: RunConfig
@@ -98,7 +98,7 @@ class Run:
 
 
 def resumptions(manifest: dict[str, Any], folder: Path) -> tuple[Resumption, ...]:
-    """What a manifest says of changes under way; most have nothing to say."""
+    """The changes recorded in a manifest; most runs have none."""
     where, entries = folder / MANIFEST, manifest.get(RESUMED, [])
     if not isinstance(entries, list):
         raise LabError(f"{where}: {RESUMED!r} must be a list, not {entries!r}")
@@ -110,7 +110,7 @@ def is_finished(folder: Path) -> bool:
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """The manifest of a run folder, checked for its format."""
+    """The manifest of a run folder, with its format checked."""
     path = folder / MANIFEST
     if not is_file(path):
         raise LabError(f"{folder} is not a run folder: it has no {MANIFEST}")
@@ -130,7 +130,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def _require_facts(path: Path, name: str, found: Any) -> None:
-    """Refuse what is not an object of texts and numbers."""
+    """Require an object of texts and numbers, else raise a LabError."""
     if not isinstance(found, dict):
         raise LabError(f"{path}: {name!r} must be an object, not {found!r}")
     for key, value in found.items():
@@ -142,8 +142,8 @@ def load_run(folder: str | Path) -> Run:
     """Read a run folder, finished or not.
 
     Raises:
-        LabError: the folder is no run, its format is unknown, a line of a finished run is
-            truncated, or its metrics are not the ones its result was computed from.
+        LabError: the folder is not a run, its format is unknown, a line of a finished run is
+            truncated, or its metrics are not those of its result.
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
@@ -160,7 +160,7 @@ def _check_metrics(folder: Path, metrics: list[dict[str, Any]], result: dict[str
     path = folder / METRICS
     if isinstance(result.get("steps"), bool) or len(metrics) != result.get("steps"):
         raise LabError(
-            f"{path} holds {len(metrics)} updates, but {RESULT} says {result.get('steps')}"
+            f"{path} has {len(metrics)} updates, but {RESULT} says {result.get('steps')}"
         )
     recorded = result.get("metrics_sha256")
     if recorded is not None and recorded != file_sha256(path):

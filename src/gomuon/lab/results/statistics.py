@@ -1,4 +1,4 @@
-"""What is computed from a finished run, and from two paired ones. Plain numbers in and out."""
+"""Statistics of a finished run and of two paired arms; plain numbers in and out."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def window_means(losses: Sequence[float], windows: Sequence[LossWindow]) -> dict
 
 def geometric_mean(values: Sequence[float]) -> float:
     if not values:
-        raise ValueError("the geometric mean of nothing is undefined")
-    # A diverged run has no finite losses; saying so beats a domain error from the logarithm.
+        raise ValueError("the geometric mean of no values is undefined")
+    # A diverged run has losses that are not finite; the logarithm would raise an error.
     if any(math.isnan(value) or value < 0 for value in values):
         return math.nan
     if 0.0 in values:
@@ -36,12 +36,12 @@ def geometric_mean(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class TimeRatio:
-    """How long a candidate's steps take in those of a control.
+    """Step time of a candidate divided by that of a control.
 
     Attributes:
-        mean: the geometric mean over cycles; of the arms' mean times where cycles do not match.
-        spread: one standard deviation of a cycle's ratio, as a factor; None in the latter case.
-        cycles: how many there were.
+        mean: the geometric mean over cycles; the ratio of mean times if cycles do not match.
+        spread: standard deviation of a cycle's ratio, as a factor; None if cycles do not match.
+        cycles: their number.
     """
 
     mean: float
@@ -50,7 +50,7 @@ class TimeRatio:
 
 
 def compare_times(control: Sequence[float], candidate: Sequence[float]) -> TimeRatio:
-    """Compare interleaved seconds cycle by cycle."""
+    """Compare times that were measured in turn, cycle by cycle."""
     if len(control) != len(candidate):
         mean = math.fsum(candidate) / len(candidate) / (math.fsum(control) / len(control))
         return TimeRatio(mean, None, min(len(control), len(candidate)))
@@ -62,7 +62,7 @@ def compare_times(control: Sequence[float], candidate: Sequence[float]) -> TimeR
 
 @dataclass(frozen=True)
 class Paired:
-    """Candidate minus control, seed by seed; negative differences favour the candidate."""
+    """Candidate minus control for each seed; negative means that the candidate is better."""
 
     differences: tuple[float, ...]
     mean: float
@@ -76,7 +76,7 @@ class Paired:
 def paired(
     control: Sequence[float], candidate: Sequence[float], confidence: float = 0.95
 ) -> Paired:
-    """The paired comparison of two arms with a Student-t interval of the mean difference."""
+    """Compare two arms seed by seed, with a Student-t interval of the mean difference."""
     if len(control) != len(candidate) or not control:
         raise ValueError(f"cannot pair {len(control)} values with {len(candidate)}")
     count = len(control)
@@ -98,7 +98,7 @@ def paired(
 
 
 def student_t_cdf(t: float, freedom: int) -> float:
-    """P(T ≤ t) by the finite series that holds for whole degrees of freedom."""
+    """P(T ≤ t), by the finite series for an integer number of degrees of freedom."""
     angle = math.atan2(t, math.sqrt(freedom))
     sine, cosine = math.sin(angle), math.cos(angle)
     odd = freedom % 2
@@ -152,7 +152,7 @@ def retention_failures(
     grokked: int | None,
     threshold: float = GROK_THRESHOLD,
 ) -> list[int]:
-    """Evaluations after the grok step that fall below the threshold again."""
+    """Evaluations after the grok step that are below the threshold again."""
     if grokked is None:
         return []
     return [step for step, accuracy in evaluations if step > grokked and accuracy < threshold]
@@ -161,9 +161,9 @@ def retention_failures(
 def language_result(
     metrics: Sequence[Mapping[str, Any]], windows: Sequence[LossWindow]
 ) -> dict[str, Any]:
-    """The outcome of a language-model run: window means and their geometric mean.
+    """The result of a character-model run: window means and their geometric mean.
 
-    A run that diverged before a window ended has None there, and no geometric mean.
+    If a run diverged before the end of a window, that mean and the geometric mean are None.
     """
     losses = [float(line["loss"]) for line in metrics]
     reached = [window for window in windows if window[1] <= len(losses)]
@@ -178,7 +178,7 @@ def language_result(
 
 
 def grokking_result(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The outcome of a modular-addition run: when it fitted, when it grokked, what it kept."""
+    """The result of a modular-addition run: when it fits, when it groks, later failures."""
     train = [(int(line["step"]), float(line["train_accuracy"])) for line in metrics]
     test = [
         (int(line["step"]), float(line["test_accuracy"]))
@@ -197,7 +197,7 @@ def grokking_result(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def run_result(task: str, steps: int, metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The outcome of a finished run of ``steps`` updates on a task."""
+    """The result of a run on a task; ``steps`` is its planned number of updates."""
     if task == "grokking":
         return grokking_result(metrics)
     return language_result(metrics, windows_for(steps))

@@ -1,7 +1,7 @@
-"""What a run continues from: model, optimizer, and where in its files it was.
+"""Checkpoints of a run: model, optimizer, and its position in the run's files.
 
-A checkpoint may be damaged or not be this run's. Before a line of the run's files is cut off, all
-of it is held to the run's configuration and to those files.
+A checkpoint may be damaged or belong to another run. It is checked against the configuration and
+the run's files before any of their lines is cut off.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ ADAMW_STATE = {"step", "exp_avg", "exp_avg_sq"}
 
 @dataclass(frozen=True)
 class Position:
-    """How far a run was.
+    """How far a run has come.
 
     Attributes:
         step: its last update.
-        lengths: file name -> bytes it had then.
-        counts: alignment counts up to then.
+        lengths: file name -> its bytes at that time.
+        counts: alignment counts up to that time.
     """
 
     step: int
@@ -59,18 +59,18 @@ def restore(
     files: tuple[str, ...],
     counts: tuple[str, ...],
 ) -> Position:
-    """Load a checkpoint into a model and an optimizer as they were built for the run.
+    """Load a checkpoint into the newly built model and optimizer of a run.
 
     Args:
         path: the checkpoint, in the run's folder.
-        model: of the run's configuration.
-        optimizer: of the same.
+        model: as the run's configuration builds it.
+        optimizer: the same.
         steps: updates of the whole run.
-        files: names of the run's files that grow a line with each update.
+        files: names of the run's files that get a line with each update.
         counts: names of the alignment counts.
 
     Raises:
-        LabError: it cannot be continued from; the message names the file and what to do.
+        LabError: the checkpoint cannot be used; the message says what to do.
     """
     settings = [_settings(group) for group in optimizer.param_groups]
     try:
@@ -80,9 +80,9 @@ def restore(
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
         if [_settings(group) for group in optimizer.param_groups] != settings:
-            raise ValueError("its optimizer has other settings than the run's")
+            raise ValueError("the settings of its optimizer are not those of the run")
         _check_state(optimizer, position.step)
-    except Exception as error:  # whatever is in the file, torch may raise anything
+    except Exception as error:  # torch may raise anything for a damaged file
         raise unusable(path, error) from error
     for name in files:
         _check_lines(path, name, position)
@@ -90,18 +90,18 @@ def restore(
 
 
 def unusable(path: Path, error: Exception) -> LabError:
-    """What to say of a checkpoint that cannot be used, and to do about it."""
+    """The error for a checkpoint that cannot be used."""
     said = (str(error).strip().splitlines() or [""])[0][:200]
     reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return LabError(
-        f"{path} cannot be continued from ({reason}); "
-        "delete this run's folder and run the campaign again to repeat it"
+        f"{path} cannot be used ({reason}); "
+        "delete this run's folder and run the command again to repeat it"
     )
 
 
 def _position(state: Any, steps: int, files: tuple[str, ...], counts: tuple[str, ...]) -> Position:
     if not isinstance(state, Mapping):
-        raise TypeError(f"it holds a {type(state).__name__}, not a checkpoint")
+        raise TypeError(f"it has a {type(state).__name__}, not a checkpoint")
     if state["format"] != FORMAT:
         raise ValueError(f"its format is {state['format']!r}; this gomuon reads {FORMAT}")
     if not _whole(state["step"]) or state["step"] > steps:
@@ -119,15 +119,15 @@ def _whole(value: Any) -> bool:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """What no update changes: the rate follows the schedule, and the step counts updates."""
+    """The settings that no update changes, unlike the rate and the step."""
     return {name: group[name] for name in group if name not in ("params", "lr", "step")}
 
 
 def _check_state(optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Clocks agree with the checkpoint's, and torch's AdamW, which looks at nothing, has its own.
+    """Check the step of the optimizer, and all state of torch's AdamW, which checks nothing itself.
 
     Raises:
-        ValueError: something is missing, or of another size.
+        ValueError: something is missing or has another size.
     """
     for group in optimizer.param_groups:
         if group.get("step", step) != step:
@@ -147,13 +147,13 @@ def _check_state(optimizer: torch.optim.Optimizer, step: int) -> None:
 
 
 def _check_lines(path: Path, name: str, position: Position) -> None:
-    """The part of a file that is kept has a line for each update and nothing else."""
+    """Check that the part of a file to keep has one line for each update."""
     length, file = position.lengths[name], path.parent / name
     steps = [line.get("step") for line in read_first_lines(file, length)]
     if steps != list(range(1, position.step + 1)):
         raise LabError(
             f"{path} is at update {position.step}, but the first {length} bytes of {file.name} "
-            "are not its updates; delete this run's folder and run the campaign again to repeat it"
+            "are not its updates; delete this run's folder and run the command again to repeat it"
         )
 
 
@@ -161,5 +161,5 @@ def _save(state: dict[str, Any], path: Path) -> None:
     try:
         torch.save(state, path)
     except RuntimeError as error:
-        # torch's writer reports a full disk as a RuntimeError of its own.
+        # torch reports a full disk as a RuntimeError.
         raise OSError(0, f"torch could not write it ({str(error).splitlines()[0]})") from error

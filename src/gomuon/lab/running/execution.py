@@ -1,4 +1,4 @@
-"""Carry out a plan in a folder: declare it, tune, run, select, time; skip whatever is done."""
+"""Carry out a plan in a folder: write it down, tune, train, select, time; skip finished runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from gomuon.lab.running.workers import RunObserver, run_all
 PLAN, RUNS, TIMING = "plan.json", "runs", "timing.json"
 WRITTEN = (PLAN, RUNS, SELECTION, TIMING, "report.md", "report.html")
 TIMING_CYCLES = {"full": 25, "quick": 4}
-FEWER_CYCLES = {"full": 3, "quick": 2}  # of the many steps in which all of many arms have a cycle
+FEWER_CYCLES = {"full": 3, "quick": 2}  # for more than two arms, whose common cycle is longer
 
 
 def run_campaign(
@@ -46,12 +46,12 @@ def run_campaign(
     """Run everything the plan declares that is not finished yet.
 
     Args:
-        plan: what to run; a folder that declares another plan is refused.
+        plan: what to run; a folder with another plan is refused.
         folder: the campaign folder.
-        jobs: runs at a time; the result does not depend on it.
-        observer: hears of every run's progress.
+        jobs: runs at the same time; the results do not depend on it.
+        observer: is told about the progress of every run.
         data_dir: where the corpora are.
-        method: how processes start; by default a fork server.
+        method: how processes start; default: a fork server.
         argv: the words of the command that started it, recorded in ``plan.json``.
 
     Returns:
@@ -99,7 +99,7 @@ def run_campaign(
 
 
 def check(plan: Plan, data_dir: str | Path | None) -> None:
-    """Refuse what cannot work before anything is written: names, numbers, a missing corpus."""
+    """Refuse wrong names, wrong numbers and a missing corpus before anything is written."""
     tasks.check_name(plan.task)
     for arm in plan.arms:
         optimizers.find(arm.optimizer)
@@ -111,20 +111,20 @@ def check(plan: Plan, data_dir: str | Path | None) -> None:
         )
     config = plan.config(plan.arms[0], plan.seeds[0], plan.arms[0].lr or plan.arms[0].grid[0])
     if config.task in corpora.CORPORA:
-        corpora.load(config.task, data_dir)  # fetched once here, found by every worker
+        corpora.load(config.task, data_dir)  # downloaded once here, before the workers need it
     short = dataclasses.replace(config, steps=1)
     tasks.build_model(tasks.build(short, data_dir))
 
 
 def declare(plan: Plan, folder: Path, argv: Sequence[str] | None = None) -> None:
-    """Write the plan down before anything runs; hold a continued campaign to it.
+    """Write the plan before anything runs; a continued campaign must have the same plan.
 
-    The command is recorded and not compared: the same plan may be continued by another one.
+    The command is recorded and not compared: another command may continue the same plan.
     """
     path, wanted = folder / PLAN, plan.declaration()
     if not path.exists():
         if any(folder.glob(f"{RUNS}/*")):
-            raise LabError(f"{folder} has runs but no {PLAN}; give another folder with --out")
+            raise LabError(f"{folder} has runs but no {PLAN}; choose another folder with --out")
         write_json(path, wanted if argv is None else {**wanted, "argv": list(argv)})
         return
     recorded = read_json(path)
@@ -132,13 +132,13 @@ def declare(plan: Plan, folder: Path, argv: Sequence[str] | None = None) -> None
         if recorded.get(field) != wanted[field]:
             was, now = _difference(recorded.get(field), wanted[field])
             raise LabError(
-                f"{folder} declares another plan; {field} there: {was}, here: {now}; "
-                "give another folder with --out"
+                f"{folder} has another plan; {field} there: {was}, here: {now}; "
+                "choose another folder with --out"
             )
 
 
 def _difference(recorded: Any, wanted: Any) -> tuple[str, str]:
-    """The two values in a length that fits a line, narrowed to the list entry that differs."""
+    """The two values as text, reduced to the first list entry and the keys that differ."""
     if isinstance(recorded, list) and isinstance(wanted, list) and len(recorded) == len(wanted):
         recorded, wanted = next((a, b) for a, b in zip(recorded, wanted, strict=True) if a != b)
     if isinstance(recorded, Mapping) and isinstance(wanted, Mapping):
@@ -148,9 +148,9 @@ def _difference(recorded: Any, wanted: Any) -> tuple[str, str]:
 
 
 def select_rates(plan: Plan, tuning: Sequence[Run]) -> dict[str, float]:
-    """Per arm whose rate is open, the rate of its grid with the best statistic."""
+    """For each arm without a rate, the rate of its grid with the best statistic."""
     picks = {pick.method: pick for pick in tuned_picks(plan, tuning)}
-    # Where every rate diverged, the first one: its runs show that.
+    # If every rate diverged, the first one: its runs then show it.
     return {
         arm.name: picks[arm.optimizer].rate or arm.grid[0] for arm in plan.arms if arm.lr is None
     }
@@ -169,7 +169,7 @@ def record_selection(plan: Plan, folder: Path, runs: Sequence[Run]) -> None:
 def measure_timing(
     plan: Plan, folder: Path, data_dir: str | Path | None, say: Callable[[str], None]
 ) -> None:
-    """Interleave the arms the plan wants timed, once, while nothing else runs."""
+    """Measure the step times that the plan asks for, once, while nothing else runs."""
     if not plan.timing or (folder / TIMING).exists():
         return
     arms = {arm.name: arm for arm in plan.arms}
@@ -184,7 +184,7 @@ def measure_timing(
 
 
 def recorded_threads(folder: str | Path) -> int | None:
-    """The threads a campaign was begun with, so that continuing it needs no repeated flag."""
+    """The threads of an existing campaign, so that --threads need not be repeated."""
     path = Path(folder) / PLAN
     if not is_file(path):
         return None

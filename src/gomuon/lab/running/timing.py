@@ -1,4 +1,4 @@
-"""How long updates take: arms side by side in one process, and an estimate before a campaign."""
+"""Step times: arms measured in turn in one process, and an estimate before a campaign."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gomuon.lab.running.training import Diverged, Session
 UNIT = "whole step (forward, backward, optimizer)"
 
 
-# Arms whose common cycle would be longer are averaged over cycles of their own each.
+# If the common cycle of all arms is longer, each arm is averaged over its own cycles.
 LONGEST = 40
 
 
@@ -30,28 +30,28 @@ def time_interleaved(
     data_dir: str | Path | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Step arms in turn in one process; their times cycle by cycle.
+    """Measure the step times of arms in turn in one process, cycle by cycle.
 
-    A cycle is the shortest stretch in which every arm renews its geometry a whole number of times.
-    Taking turns at single steps lets a machine's drift and its neighbours hit all arms alike.
+    A cycle is the smallest number of steps in which every arm refreshes its geometry a whole number
+    of times. Because arms alternate at every step, a slow moment of the machine affects all alike.
 
     Args:
         configs: the arms.
-        cycles: how many are measured.
-        warmup: steps before those, which are not.
+        cycles: number of measured cycles.
+        warmup: steps before them.
         data_dir: where the corpora are.
-        say: told in words of every arm that diverges meanwhile; the others go on without it.
+        say: called with a message for every arm that diverges; the others continue.
 
     Returns:
-        The content of ``timing.json``: under "seconds", per arm, the mean step of every cycle. An
-        arm that diverged is in none of its lists.
+        The content of ``timing.json``: "seconds" has the mean step times of every cycle, per arm.
+        Arms that diverged are left out.
     """
     intervals = [optimizers.refresh_interval(c.optimizer, c.options) for c in configs]
     common = math.lcm(*intervals)
     periods = [common if common <= LONGEST else interval for interval in intervals]
     measured = cycles * min(common, LONGEST)
     if (short := max(periods)) > measured:
-        raise LabError(f"{measured} timed steps hold no cycle of {short}; give more cycles")
+        raise LabError(f"{measured} timed steps are fewer than a cycle of {short}; use more cycles")
     total = warmup + measured
     sessions = [
         Session(dataclasses.replace(c, steps=total, telemetry=False), data_dir) for c in configs
@@ -59,7 +59,7 @@ def time_interleaved(
     steps: list[list[float]] = [[] for _ in configs]
     lost: set[int] = set()
     for step in range(1, total + 1):
-        # Whoever goes first finds colder caches, so they take turns at that too.
+        # The first arm of a step has colder caches, so the order changes.
         first = step // 2 % len(sessions)
         order = [*range(first, len(sessions)), *range(first)]
         for index in order if step % 2 else reversed(order):
@@ -81,7 +81,7 @@ def time_interleaved(
 
 
 def _cycle_means(seconds: Sequence[float], period: int) -> list[float]:
-    """Means over whole cycles, the last ones if they do not fill the stretch."""
+    """Means over the last whole cycles."""
     spare = len(seconds) % period
     return [
         math.fsum(seconds[begin : begin + period]) / period
@@ -92,9 +92,9 @@ def _cycle_means(seconds: Sequence[float], period: int) -> list[float]:
 def seconds_per_update(
     config: RunConfig, data_dir: str | Path | None = None, updates: int = 4
 ) -> float:
-    """The mean time of a few real updates after a first one, which pays for warming up.
+    """The mean time of a few real updates after a first one, which is slower.
 
-    Of a run that diverges meanwhile, those it made count, the first one if there is no other.
+    If the run diverges, the updates before that count, or the first one if there are no others.
     """
     if updates < 1:
         raise LabError(f"updates must be at least 1, not {updates}")
@@ -105,7 +105,7 @@ def seconds_per_update(
         try:
             session.update(step)
         except Diverged:
-            # The first one went as far as its gradients, which is most of an update.
+            # The first update got as far as its gradients, which is most of its time.
             taken = taken or [time.perf_counter() - begun]
             break
         taken.append(time.perf_counter() - begun)
@@ -114,9 +114,9 @@ def seconds_per_update(
 
 
 def estimate_seconds(plan: Plan, jobs: int, data_dir: str | Path | None = None) -> dict[str, float]:
-    """Seconds per update of every arm, measured, and under "total" the campaign's seconds.
+    """Measured seconds per update of every arm, and under "total" the seconds of the campaign.
 
-    Arms that differ only in their rate cost the same and are measured once.
+    Arms that differ only in their rate take the same time and are measured once.
     """
     measured: dict[str, float] = {}
     costs: dict[str, float] = {}
@@ -130,7 +130,7 @@ def estimate_seconds(plan: Plan, jobs: int, data_dir: str | Path | None = None) 
         runs = len(plan.seeds) + (len(arm.grid) if plan.tuning_seed is not None else 0)
         total += measured[kind] * plan.steps * runs
         every += runs
-    # Two jobs on the same cores do not quite halve the time, but threads are shared out by the
-    # plan, so what was measured with those threads holds for each of them.
-    # A job without a run of its own saves nothing.
+    # The plan divides the threads among the jobs, so a time measured with these threads holds for
+    # each job, though parallel jobs slow each other down a little. Jobs beyond the number of runs
+    # save nothing.
     return {**costs, "total": total / min(jobs, every)}

@@ -1,7 +1,7 @@
-"""Train one run in one folder, in a way that survives being killed at any moment.
+"""Train one run in one folder; it can be killed at any time and continued.
 
-The metrics file grows line by line; a checkpoint records how long it was. Starting again cuts the
-file back to that length and repeats the updates since, which come out the same bit for bit.
+The metrics file grows line by line, and a checkpoint records its length. A continued run cuts the
+file to that length and repeats the later updates, which give the same bits.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from gomuon.lab.running import checkpoint
 
 @dataclass(frozen=True)
 class UpdateReport:
-    """What a run reports after an update."""
+    """The progress of a run after an update."""
 
     step: int
     seconds: float
@@ -59,11 +59,11 @@ class UpdateReport:
 
 
 class Diverged(Exception):
-    """The loss, or a gradient, stopped being a number."""
+    """The loss or a gradient is not finite."""
 
 
 class Session:
-    """Model, optimizer and task of one run in memory; knows how to make one update."""
+    """Model, optimizer and task of one run in memory; makes its updates."""
 
     def __init__(self, config: RunConfig, data_dir: str | Path | None = None) -> None:
         # The result depends on the number of threads, so it is part of the configuration.
@@ -79,13 +79,13 @@ class Session:
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
         self.counts = {"negative_source": 0, "negative_gradient": 0}  # before this process
         self.alignment = optimizers.watch_alignment(self.optimizer) if config.telemetry else None
-        self.restored: Path | None = None  # the checkpoint, until an update was made from it
+        self.restored: Path | None = None  # the checkpoint, until the first update after it
 
     def update(self, step: int) -> tuple[dict[str, Any], float]:
-        """Make update ``step`` (from 1): its metrics line and the seconds of the whole step.
+        """Make update ``step`` (from 1); return its metrics line and its seconds.
 
         Raises:
-            Diverged: there is nothing finite to go on from.
+            Diverged: the loss or a gradient is not finite.
         """
         for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
             group["lr"] = peak * self.multipliers[step - 1]
@@ -107,7 +107,7 @@ class Session:
         return line, seconds
 
     def alignment_counts(self) -> dict[str, int]:
-        """Counts over all updates, those before a resume included."""
+        """Counts over all updates, including those before the run was continued."""
         if self.alignment is None:
             return dict(self.counts)
         return {name: seen + getattr(self.alignment, name) for name, seen in self.counts.items()}
@@ -117,7 +117,7 @@ class Session:
         checkpoint.save(path, self.model, self.optimizer, position)
 
     def restore(self, path: Path) -> tuple[int, dict[str, int]]:
-        """Continue from a checkpoint: the last update it knows and the files' lengths then."""
+        """Load a checkpoint; return its last update and the lengths of the files at that time."""
         found = checkpoint.restore(
             path,
             self.model,
@@ -139,15 +139,15 @@ def train(
     stop: Callable[[], bool] = lambda: False,
     say: Callable[[str], None] = lambda text: None,
 ) -> bool:
-    """Carry a run to its end, from wherever it was left; a finished run is not repeated.
+    """Train a run to its end, from where it was stopped; a finished run is not repeated.
 
     Args:
-        config: what to run; a folder begun with another configuration is refused.
+        config: what to run; a folder with another configuration is refused.
         folder: the run folder.
         data_dir: where the corpora are.
         report: called after every update.
-        stop: asked after every update; a yes ends with a checkpoint.
-        say: told in words when a run is continued by other code or on another machine.
+        stop: called before every update; True saves a checkpoint and ends.
+        say: called with a message if a run is continued by other code or on another machine.
 
     Returns:
         Whether the run is finished.
@@ -198,7 +198,7 @@ def _continue(
         try:
             line, seconds = session.update(step + 1)
         except Diverged:
-            # An outcome like any other: a race should end with a report, not with a failure.
+            # A normal outcome: the race goes on, and the report says so.
             diverged = step + 1
             break
         except Exception as error:
@@ -217,8 +217,8 @@ def _continue(
         result = {"steps": step, **run_result(config.task, config.steps, lines)}
     except BAD_VALUE_ERRORS as error:
         raise LabError(
-            f"{folder / METRICS}: a line lacks its numbers ({type(error).__name__}: {error}); "
-            "delete this run's folder and run the campaign again to repeat it"
+            f"{folder / METRICS}: a line lacks values ({type(error).__name__}: {error}); "
+            "delete this run's folder and run the command again to repeat it"
         ) from error
     if diverged is not None:
         result["diverged_at"] = diverged
@@ -230,7 +230,7 @@ def _continue(
 
 
 def _open_manifest(session: Session, folder: Path) -> None:
-    """Write the manifest of a new run; hold a continued one to what it began as."""
+    """Write the manifest of a new run; check that of a continued one."""
     path = folder / MANIFEST
     if path.exists():
         manifest = _same_config(session.config, folder)
@@ -250,7 +250,7 @@ def _open_manifest(session: Session, folder: Path) -> None:
 
 
 def _provenance(config: RunConfig) -> dict[str, Any]:
-    """By what code, with what and where a run is made; it may change when a run is continued."""
+    """Code, versions and machine of a run; they may change when it is continued."""
     return {
         "commit": machine.source_commit(),
         "versions": machine.versions(),
@@ -259,7 +259,7 @@ def _provenance(config: RunConfig) -> dict[str, Any]:
 
 
 def _record_changes(config: RunConfig, folder: Path, step: int, say: Callable[[str], None]) -> None:
-    """Add to the manifest whatever has changed since it was last written."""
+    """Add changes of code, versions or machine to the manifest."""
     manifest, now = read_manifest(folder), _provenance(config)
     earlier = resumptions(manifest, folder)
     known = earlier[-1].as_dict() if earlier else manifest
@@ -270,7 +270,7 @@ def _record_changes(config: RunConfig, folder: Path, step: int, say: Callable[[s
     write_json(folder / MANIFEST, {**manifest, RESUMED: [*(e.as_dict() for e in earlier), entry]})
     say(
         f"{folder.name}: {formatting.listing(changed)} changed after update {step}; "
-        f"{MANIFEST} has what was and what is"
+        f"{MANIFEST} has the old and the new values"
     )
 
 
@@ -282,15 +282,15 @@ def _same_config(config: RunConfig, folder: Path) -> dict[str, Any]:
     manifest = read_manifest(folder)
     recorded, wanted = manifest["config"], config.as_dict()
     for name in wanted:
-        # A lost field counts as different, never as its default.
+        # A missing field counts as different, not as its default.
         if recorded.get(name) != _plain(wanted[name]):
             raise LabError(
-                f"{folder} was begun with {name}={recorded.get(name)!r}, not {wanted[name]!r}; "
-                "give another folder with --out"
+                f"{folder} was started with {name}={recorded.get(name)!r}, not {wanted[name]!r}; "
+                "choose another folder with --out"
             )
     return manifest
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON gives it back."""
+    """A value as JSON returns it."""
     return list(value) if isinstance(value, tuple) else value

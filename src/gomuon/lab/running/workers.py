@@ -1,4 +1,4 @@
-"""Runs side by side in processes of their own; none outlives its parent."""
+"""Train several runs at the same time, each in its own process; none survives its parent."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from gomuon.lab.experiments.plan import run_name
 from gomuon.lab.experiments.run_config import RunConfig
 from gomuon.lab.running.training import UpdateReport, train
 
-# Torch imports its compiler when the first optimizer is made, which takes longer than a small run;
-# the fork server imports it once for all of them.
+# Torch imports its compiler when the first optimizer is created, which takes longer than a small
+# run; the fork server imports it once for all runs.
 PRELOAD = ["gomuon.lab.running.training", "torch._dynamo"]
 REPORT_INTERVAL = 0.1  # seconds between two messages of a worker
 
 
 class RunObserver(Protocol):
-    """Whoever wants to hear how the runs get on."""
+    """Is told about the progress of runs."""
 
     def skip(self, config: RunConfig) -> None: ...
     def begin(self, config: RunConfig) -> None: ...
@@ -44,7 +44,7 @@ class _Worker:
 
 
 def start_method() -> str:
-    """A fork server imports torch once and forks every run from a process that never computed."""
+    """A fork server imports torch once; forking a process that has computed is not safe."""
     return "spawn" if sys.platform == "win32" else "forkserver"
 
 
@@ -57,11 +57,11 @@ def run_all(
     data_dir: str | Path | None = None,
     method: str | None = None,
 ) -> None:
-    """Train every configuration in ``root/<run name>``, ``jobs`` at a time.
+    """Train every configuration in ``root/<run name>``, ``jobs`` at the same time.
 
     Raises:
         Interrupted: on Ctrl-C, after every worker has written its checkpoint.
-        LabError: a run was refused or ended; the others have been stopped with a checkpoint.
+        LabError: a run was refused or killed; the others were stopped with a checkpoint.
         Crashed: a run failed.
     """
     context: Any = multiprocessing.get_context(method or start_method())
@@ -98,7 +98,7 @@ def _start(context: Any, config: RunConfig, root: Path, data_dir: str | Path | N
 
 
 def _listen(worker: _Worker, observer: RunObserver) -> bool:
-    """Take in a worker's messages; True once its run is finished."""
+    """Read a worker's messages; True if its run has finished."""
     name = run_name(worker.config)
     try:
         while worker.connection.poll():
@@ -114,20 +114,20 @@ def _listen(worker: _Worker, observer: RunObserver) -> bool:
             elif kind == "refused":
                 raise LabError(content)
             else:
-                raise Crashed(f"run {name} failed, which should not happen:\n{content}")
+                raise Crashed(f"run {name} failed; this is a bug, please report it:\n{content}")
     except (EOFError, OSError):
         worker.process.join(timeout=5)
         code = worker.process.exitcode
         how = f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
         raise LabError(
-            f"run {name} was ended from outside ({how}); nothing is lost, "
+            f"the process of run {name} ended ({how}); nothing is lost: "
             "repeat the same command to continue"
         ) from None
     return False
 
 
 def _stop(workers: Sequence[_Worker], patience: float = 60.0) -> None:
-    """Ask every worker for a checkpoint and wait; a second Ctrl-C ends them at once."""
+    """Ask every worker to save a checkpoint and wait; a second Ctrl-C ends them at once."""
     deadline = time.monotonic() + patience
     try:
         for worker in workers:
@@ -136,7 +136,7 @@ def _stop(workers: Sequence[_Worker], patience: float = 60.0) -> None:
             except OSError:
                 continue  # it is gone already
         for worker in workers:
-            # Empty the pipe, or a worker could block in its last report for ever.
+            # Read its messages, else a worker could block while sending its last report.
             while worker.process.is_alive() and time.monotonic() < deadline:
                 try:
                     if worker.connection.poll(0.1):
@@ -155,8 +155,8 @@ def _stop(workers: Sequence[_Worker], patience: float = 60.0) -> None:
 def _work(
     connection: Connection, config: RunConfig, folder: Path, data_dir: str | Path | None
 ) -> None:
-    """A worker's life: train, report, obey a request to stop, and die with the parent."""
-    # Ctrl-C reaches the whole process group; the parent alone decides what it means.
+    """The worker process: train and report, stop on request, and exit if the parent is gone."""
+    # Ctrl-C reaches all processes of the group; the parent tells the workers what to do.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     latest: dict[str, Any] = {}
@@ -164,7 +164,7 @@ def _work(
 
     def stop() -> bool:
         if parent is not None and not parent.is_alive():
-            os._exit(1)  # killed: its successor takes over from the last checkpoint
+            os._exit(1)  # the next start continues from the last checkpoint
         return connection.poll()
 
     def report(progress: UpdateReport) -> None:
