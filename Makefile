@@ -31,7 +31,7 @@ bench: .venv/bench
 
 # From the files under results alone: nothing is run.
 evidence: .venv/lab
-	$(BIN)/gomuon evidence
+	$(BIN)/python -m tools.evidence
 
 # Written aside first: a failure must not leave half a page.
 docs: .venv/lab

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from gomuon import GoMuon
-from gomuon.lab.models import CharacterModel
+from gomuon.lab.experiments.models import CharacterModel
 
 SYMBOLS = 31
 

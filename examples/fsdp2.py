@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 
 from gomuon import GoMuon
-from gomuon.lab.models import CharacterModel
+from gomuon.lab.experiments.models import CharacterModel
 
 SYMBOLS = 31
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gomuon.lab.models import CharacterModel
+from gomuon.lab.experiments.models import CharacterModel
 
 # More symbols than the width, or the first layer's gradients would lack full rank, and the polar
 # factor of a rank-deficient matrix is not unique.

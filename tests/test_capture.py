@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from gomuon import GoMuon
 from gomuon.capture import Capture, Statistics
 from gomuon.groups import watched_modules
-from gomuon.lab.memory import peak_bytes
+from gomuon.lab.bench.memory import peak_bytes
 from gomuon.readers import Sampling
 from tests.models import language_loss, mlp, transformer
 

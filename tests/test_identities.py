@@ -9,8 +9,8 @@ from curvlinops import EFLinearOperator
 from torch import Tensor, nn
 
 import gomuon
+from gomuon.lab.bench.plain_loop import polar
 from gomuon.optimizer import MatrixOptimizer
-from tests.reference import polar
 from tests.references.data import ROWS, SHAPES, layer, learn, relative_error, rows
 
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import (
 )
 
 from gomuon import GeometryWarning, GoMuon, Muon
-from gomuon.lab.memory import peak_bytes
+from gomuon.lab.bench.memory import peak_bytes
 from tests.models import language_loss, mlp, train, transformer
 
 

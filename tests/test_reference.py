@@ -1,6 +1,7 @@
 """The optimizer is the paper's "Complete update"."""
 
-from functools import partial
+import ast
+from pathlib import Path
 
 import pytest
 import torch
@@ -8,8 +9,11 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
 from gomuon import GoMuon, Muon
+from gomuon.lab.bench import plain_loop
+from gomuon.lab.bench.plain_loop import plain_go_muon
 from tests.models import cosine, language_loss, train, transformer
-from tests.reference import Reference
+
+ADAMW = {"lr": 3e-3, "betas": (0.9, 0.95), "weight_decay": 0.0}
 
 
 def relative_errors(model: nn.Module, other: nn.Module) -> dict[str, float]:
@@ -21,10 +25,24 @@ def relative_errors(model: nn.Module, other: nn.Module) -> dict[str, float]:
 
 
 def train_reference(model: nn.Module, steps: int, *, K: int, alpha: float = 0.25) -> None:
-    reference = Reference(model, lr=0.08, adamw_lr=3e-3, K=K, alpha=alpha)
+    plain = plain_go_muon(model, 0.08, refresh_every=K, alpha=alpha, adamw=ADAMW)
+    assert plain.adamw is not None
     for step in range(steps):
-        loss = partial(language_loss, model, step)
-        reference.step(loss, cosine(step, steps))
+        schedule = cosine(step, steps)
+        plain.lr = 0.08 * schedule
+        plain.adamw.param_groups[0]["lr"] = 3e-3 * schedule
+        plain.zero_grad()
+        language_loss(model, step).backward()
+        plain.step()
+
+
+def test_the_plain_loop_uses_nothing_of_gomuon() -> None:
+    tree = ast.parse(Path(plain_loop.__file__).read_text(encoding="utf-8"))
+    froms = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    plain = [a.name for node in ast.walk(tree) if isinstance(node, ast.Import) for a in node.names]
+    assert {str(name).partition(".")[0] for name in (*froms, *plain)} == {
+        *("__future__", "collections", "math", "torch", "typing")
+    }
 
 
 def train_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:

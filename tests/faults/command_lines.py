@@ -17,11 +17,11 @@ HOSTILE = (
 )
 NUMBERS = ("0", "-1", "-8", "nan", "inf", "1.5", "", "9" * 400, "9" * 30, "100000000", "x", "0x10")
 PLACES = (
-    *("campaign", "begun", "campaign/runs", "campaign/runs/adamw-s0", "results", "bench", "data"),
+    *("campaign", "begun", "campaign/runs", "campaign/runs/adamw-s0", "bench", "data"),
     *("missing", "missing/deep/er", "selection.json", "garbage", "deep.json", "link", "linked"),
     *("page.md", ".", "sweep", "closed", "\x1b[31mfolder", "x" * 300, "pipe"),
 )
-WORLD = PLACES[:7]
+WORLD = PLACES[:6]
 OPTIMIZERS = ("adamw", "go-muon,adamw", "muon", "adamw,adamw", "adam", "muon,", ",", "soap")
 RATES = ("adamw=.02", "adamw=0", "adamw=nan", "adamw=1e-400", "adamw", "=.1", "muon=1", ",", "a=b")
 SEEDS = (
@@ -231,19 +231,6 @@ def verify(generator: random.Random) -> tuple[str, Flags, list[str]]:
     return "verify", change(generator, {"--seeds": "1"}, pools), []
 
 
-def evidence(generator: random.Random) -> tuple[str, Flags, list[str]]:
-    flags: Flags = {"--results": "results", "--out": "docs"}
-    if generator.random() < 0.5:
-        flags |= {"--collect": "campaign", "--name": "race-grokking"}
-    pools = {
-        "--collect": PLACES,
-        "--name": ("race-grokking", "tune-grokking", "race-groking", "../x"),
-        "--results": PLACES,
-        "--out": PLACES,
-    }
-    return "evidence", change(generator, flags, pools), []
-
-
 def nonsense(generator: random.Random) -> tuple[str, Flags, list[str]]:
     words = [generator.choice(HOSTILE) for _ in range(generator.randint(0, 3))]
     # Not race, which without words is a race of minutes.
@@ -252,7 +239,7 @@ def nonsense(generator: random.Random) -> tuple[str, Flags, list[str]]:
 
 COMMANDS = (
     *(race, race, race, race, tune, reproduce, report, report, report, data, methods),
-    *(bench, bench, plan, plan, verify, evidence, evidence, nonsense),
+    *(bench, bench, plan, plan, verify, nonsense),
 )
 GOOD = (
     ["race", *words_of(RACE)],
@@ -266,8 +253,6 @@ GOOD = (
     ["report", "sweep"],
     ["report", "begun"],
     ["report", "campaign/runs/adamw-s0"],
-    ["evidence", "--results", "results", "--out", "docs"],
-    ["evidence", "--results", "results", "--collect", "campaign", "--name", "race-grokking"],
     ["bench", "--page", "--out", "bench"],
     ["bench", "--quick", "--no-scaling", *words_of(BENCH)],
     ["data", "--data-dir", "data"],

@@ -17,12 +17,13 @@ import torch
 from torch import nn
 
 from gomuon.lab import cli
-from gomuon.lab.bench import running
-from gomuon.lab.runs import CHECKPOINT, RunConfig
-from gomuon.lab.training import train
+from gomuon.lab.bench import benchmark
+from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.results.runs import CHECKPOINT
+from gomuon.lab.running.training import train
 from tests.faults.command_lines import PLACES, RACE, SWEEP, words_of
-from tests.lab.made_bench import made_result
-from tests.lab.made_runs import TEXT
+from tests.lab.helpers.made_bench import made_result
+from tests.lab.helpers.tiny_runs import TEXT
 
 VALUES: tuple[Any, ...] = (
     *(
@@ -70,12 +71,9 @@ def template() -> Path:
         assert cli.main(["tune", *words_of(SWEEP)]) == 0
         shutil.copy("sweep/selection.json", "selection.json")
         begin()
-        Path("results").mkdir()
-        collected = ["--collect", "campaign", "--name", "race-grokking", "--results", "results"]
-        assert cli.main(["evidence", *collected]) == 0
         Path("bench").mkdir()
         torch.set_num_threads(1)
-        made = made_result(mlp={"muon": 1.0}) | running.environment("quick")
+        made = made_result(mlp={"muon": 1.0}) | benchmark.environment("quick")
         Path("bench/bench.json").write_text(json.dumps(made))
         Path("garbage").write_bytes(bytes(range(256)))
         Path("deep.json").write_text("[" * 100_000)

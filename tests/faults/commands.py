@@ -19,16 +19,19 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from gomuon.lab import campaign, cli, corpora, experiments
-from gomuon.lab.bench import scaling, workloads
-from gomuon.lab.downloads import Unavailable
-from gomuon.lab.plans import Arm, run_name
-from gomuon.lab.runs import RunConfig
-from gomuon.lab.training import train
-from gomuon.lab.workers import Watcher
+from gomuon.lab import cli
+from gomuon.lab.bench import growth, workloads
+from gomuon.lab.data import corpora
+from gomuon.lab.data.downloads import Unavailable
+from gomuon.lab.experiments import catalogue
+from gomuon.lab.experiments.plan import Arm, run_name
+from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.running import execution
+from gomuon.lab.running.training import train
+from gomuon.lab.running.workers import RunObserver
 from tests.faults.command_lines import WORLD, good_line, line
 from tests.faults.command_worlds import damage, template
-from tests.lab.made_runs import TEXT, addition_plan
+from tests.lab.helpers.tiny_runs import TEXT, addition_plan
 
 CASES = 300
 PATIENCE = 60.0  # seconds
@@ -116,14 +119,14 @@ def surroundings(folder: Path) -> Iterator[None]:
     tiny = {name: {**shapes, "quick": shapes["tiny"]} for name, shapes in workloads.SHAPES.items()}
     with contextlib.ExitStack() as stack:
         for target, name, value in (
-            (campaign, "run_all", run_here),
+            (execution, "run_all", run_here),
             (corpora, "from_url", nothing_there),
             (corpora, "from_wheel", nothing_there),
             (corpora, "CORPORA", {"ptb": text}),
             (corpora, "_cache", lambda: folder / "cache"),
-            (experiments, "EXPERIMENTS", {"made": made}),
+            (catalogue, "EXPERIMENTS", {"made": made}),
             (workloads, "SHAPES", tiny),
-            (scaling, "SIZES", {**scaling.SIZES, "quick": scaling.SIZES["tiny"]}),
+            (growth, "SIZES", {**growth.SIZES, "quick": growth.SIZES["tiny"]}),
         ):
             stack.enter_context(mock.patch.object(target, name, value))
         environment = {"NO_COLOR": "1", "COLUMNS": "100", "HOME": str(folder / "home")}
@@ -132,13 +135,13 @@ def surroundings(folder: Path) -> Iterator[None]:
 
 
 def run_here(
-    configs: Sequence[RunConfig], root: Path, *, watcher: Watcher, data_dir: Any, **_: Any
+    configs: Sequence[RunConfig], root: Path, *, observer: RunObserver, data_dir: Any, **_: Any
 ) -> None:
     """As `workers.run_all`, without processes."""
     for config in configs:
-        watcher.begin(config)
+        observer.begin(config)
         train(config, root / run_name(config), data_dir=data_dir)
-        watcher.finish(config)
+        observer.finish(config)
 
 
 def nothing_there(*_: object, **__: object) -> bytes:

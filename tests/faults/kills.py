@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from gomuon.lab.campaign import PLAN, RUNS, run_campaign
 from gomuon.lab.errors import LabError
-from gomuon.lab.plans import Arm, Plan
-from gomuon.lab.runs import CHECKPOINT, MANIFEST, METRICS, RESULT, TIMING
-from tests.lab.made_runs import ADDITION, Silent, addition_plan, forking
-from tests.lab.test_kills import wait_or_kill
+from gomuon.lab.experiments.plan import Arm, Plan
+from gomuon.lab.results.runs import CHECKPOINT, MANIFEST, METRICS, RESULT, TIMING
+from gomuon.lab.running.execution import PLAN, RUNS, run_campaign
+from tests.lab.helpers.tiny_runs import ADDITION, Silent, addition_plan, forking
+from tests.lab.running.test_kills import wait_or_kill
 
 CASES = 200
 PAIRS = (("go-muon", "adamw"), ("muon", "shampoo"), ("soap", "kfac"))
@@ -43,10 +43,10 @@ def carry_out(variant: int, folder: Path, jobs: int) -> None:
     """A campaign in a process group of its own, with workers forked from it."""
     os.setsid()
     try:
-        run_campaign(plan_of(variant), folder, jobs=jobs, watcher=Silent(), method="fork")
+        run_campaign(plan_of(variant), folder, jobs=jobs, observer=Silent(), method="fork")
     except LabError as error:
         # A worker was killed: the campaign must say so and stop, not hang or go on.
-        sys.exit(3 if "ended from outside" in str(error) else 4)
+        sys.exit(3 if "the process of run" in str(error) else 4)
 
 
 @functools.cache

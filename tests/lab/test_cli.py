@@ -17,11 +17,15 @@ import pytest
 from rich.console import Console
 
 import gomuon.__main__
-from gomuon.lab import campaign, cli, corpora, display, racing, timing
-from gomuon.lab.display import LiveDisplay, PlainDisplay
-from gomuon.lab.runs import METRICS, load_run
-from gomuon.lab.training import Progress, train
-from tests.lab.made_runs import addition
+from gomuon.lab import cli
+from gomuon.lab.data import corpora
+from gomuon.lab.experiments import racing
+from gomuon.lab.formatting import duration
+from gomuon.lab.results.runs import METRICS, load_run
+from gomuon.lab.running import execution, progress, timing
+from gomuon.lab.running.progress import LiveDisplay, PlainDisplay
+from gomuon.lab.running.training import UpdateReport, train
+from tests.lab.helpers.tiny_runs import addition
 
 TINY = [*("--width", "8"), *("--layers", "1"), *("--heads", "2"), *("--hidden", "8")]
 TINY += [*("--modulus", "5"), *("--threads", "1")]
@@ -47,12 +51,12 @@ def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("race --steps -5", "--steps must be at least 1, not -5"),
         ("race --jobs 0", "--jobs must be at least 1, not 0"),
         ("race --threads 0", "--threads must be at least 1, not 0"),
-        ("race --width 30", "width 30 must be a multiple"),
+        ("race --width 30", "width (30) must be a multiple"),
         ("race --modulus 1", "modulus must be at least 2, not 1"),
         ("race --lr go-muon=fast", "'fast' is not a number"),
         ("race --adamw-lr -1", "adamw_lr must be a positive number, not -1.0"),
         ("race --seeds x", "--seeds 'x' is not understood"),
-        ("race --seeds 99999999999999999999", "seeds lie between 0 and 18446744073709551615"),
+        ("race --seeds 99999999999999999999", "seeds are between 0 and 18446744073709551615"),
         ("race --seeds 18446744073709551615-18446744073709551616", "616 is too large"),
         (f"race --seeds {'9' * 5000}", "is too large"),
         ("reproduce pbt", "unknown experiment 'pbt'; did you mean 'ptb'?"),
@@ -146,7 +150,7 @@ def test_a_race_from_start_to_report(
     assert "\x1b" not in text
     assert (out / "report.html").stat().st_size > 1000
     assert (out / "report.md").exists()
-    plan = json.loads((out / campaign.PLAN).read_text())
+    plan = json.loads((out / execution.PLAN).read_text())
     assert plan["threads"] == 1
     assert load_run(out / "runs" / "adamw-s0").config.lr == 0.02
 
@@ -163,14 +167,14 @@ def test_a_race_whose_arm_diverges_is_timed_and_reported(
     assert cli.main(arguments) == 0
     assert "go-muon is not timed: it diverged at update" in capsys.readouterr().out
     assert (tmp_path / "report.html").exists()
-    assert json.loads((tmp_path / campaign.TIMING).read_text())["arms"] == ["adamw"]
+    assert json.loads((tmp_path / execution.TIMING).read_text())["arms"] == ["adamw"]
 
 
 def test_a_campaign_keeps_the_threads_it_was_begun_with(tmp_path: Path) -> None:
-    assert cli.share(4, jobs=2, threads=3, folder=tmp_path) == (2, 3)
-    (tmp_path / campaign.PLAN).write_text('{"threads": 5}')
-    assert cli.share(4, jobs=2, threads=None, folder=tmp_path) == (2, 5)
-    assert cli.share(4, jobs=2, threads=1, folder=tmp_path) == (2, 1)
+    assert cli.jobs_and_threads(4, jobs=2, threads=3, folder=tmp_path) == (2, 3)
+    (tmp_path / execution.PLAN).write_text('{"threads": 5}')
+    assert cli.jobs_and_threads(4, jobs=2, threads=None, folder=tmp_path) == (2, 5)
+    assert cli.jobs_and_threads(4, jobs=2, threads=1, folder=tmp_path) == (2, 1)
 
 
 def test_dry_run_prints_the_plan_and_runs_nothing(
@@ -253,24 +257,24 @@ def test_live_and_plain_displays_show_the_same_facts() -> None:
     metrics = {"step": 40, "loss": 1.23456, "train_accuracy": 0.5, "test_accuracy": 0.125}
     for kind, terminal in ((PlainDisplay, False), (LiveDisplay, True)):
         console = Console(record=True, force_terminal=terminal, width=120, file=io.StringIO())
-        shown = display.open_display(plan, console)
+        shown = progress.open_display(plan, console)
         assert type(shown) is kind
         with shown:
             shown.skip(plan.config(plan.arms[1], 0, 0.01))
             shown.begin(config)
-            shown.update(config, Progress(40, 0.5, metrics))
-            assert shown.left == 60
-            assert shown.eta() is not None
+            shown.update(config, UpdateReport(40, 0.5, metrics))
+            assert shown.pace.left == 60
+            assert shown.pace.seconds_left() is not None
             shown.finish(config)
         text = console.export_text()
         assert "go-muon-s0" in text
         assert "loss 1.2346  train 50.0%  held out 12.5%" in text
         assert "finished before" in text
-        assert shown.settled == 2
+        assert shown.pace.finished == 2
 
 
 def test_times_are_words() -> None:
-    assert [display.clock(s) for s in (0, 59.6, 61, 7325, None)] == [
+    assert [duration(s) for s in (0, 59.6, 61, 7325, None)] == [
         "0 s",
         "1 min 00 s",
         "1 min 01 s",

@@ -32,7 +32,7 @@ CONTEXT.set_forkserver_preload(
         "torch.distributed.fsdp",
         "torch.distributed.tensor",
         "gomuon",
-        "gomuon.lab.planning.outlook",
+        "gomuon.lab.costs.comparison",
         "tests.ranks.launcher",
         "tests.test_every_recipe",
     ]

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gomuon import GoMuon
-from gomuon.lab.models import CharacterModel
+from gomuon.lab.experiments.models import CharacterModel
 from gomuon.operations import Decomposition
 from gomuon.optimizer import MatrixOptimizer
 from tests.counting import counted

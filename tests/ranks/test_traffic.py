@@ -10,10 +10,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from gomuon.lab import optimizers
-from gomuon.lab.planning import subject
-from gomuon.lab.planning.forecast import Ranks, forecast
-from gomuon.lab.planning.models import CONFIGURATIONS
+from gomuon.lab.costs import planned_model
+from gomuon.lab.costs.estimate import RankLayout, estimate_cost
+from gomuon.lab.costs.published_models import CONFIGURATIONS
+from gomuon.lab.experiments import optimizers
 from gomuon.traffic import Mesh
 from tests.ranks.launcher import Place, launch
 from tests.ranks.worlds import wrapped
@@ -110,10 +110,10 @@ def test_bytes_per_step_are_the_plans(
     size: int, cases: list[tuple[str, str, str]], tmp_path: Path
 ) -> None:
     answers = launch(size, all_cases, tmp_path, cases=cases)
-    about = subject.named("character", tokens=None, dtype="float32")
+    about = planned_model.published_model("character", tokens=None, dtype="float32")
     for index, (kind, method, work) in enumerate(cases):
-        ranks = Ranks(MESHES[kind](size), replicate=work == "replicated")
-        figures = forecast(method, about, ranks, {})
+        ranks = RankLayout(MESHES[kind](size), replicate=work == "replicated")
+        figures = estimate_cost(method, about, ranks, {})
         for step in range(1, 6):
             sent = [answer[index][step - 1] for answer in answers]
             every = figures.refresh_every

@@ -1,27 +1,14 @@
 """Go-MUON with its options, and Newton-Muon, which knows the inputs alone."""
 
-import math
-
 import torch
 from torch import Tensor
 
-from tests.references.plain import (
-    Reference,
-    eye,
-    inverse_power,
-    lerp,
-    muon_scale,
-    oas,
-    polar,
-    second_moment,
-)
+from gomuon.lab.bench.plain_loop import GoMuonMatrix
+from tests.references.plain import Reference, eye, lerp, muon_scale, polar, second_moment
 
 
 class GoMuon(Reference):
-    """The "Complete update", with the options that are off by default."""
-
-    A: Tensor
-    B: Tensor
+    """The plain loop's update of one matrix, with weight decay."""
 
     def __init__(
         self,
@@ -40,43 +27,33 @@ class GoMuon(Reference):
         graft: str | None = "frobenius",
     ) -> None:
         super().__init__(W, lr, weight_decay)
-        self.momentum, self.nesterov, self.K = momentum, nesterov, refresh_every
-        self.alpha_B, self.alpha_A = alpha if isinstance(alpha, tuple) else (alpha, alpha)
-        self.beta_B, self.beta_A = factor_decay, 0.0 if input_decay is None else input_decay
-        self.shrinkage, self.geometry_decay, self.graft = shrinkage, geometry_decay, graft
+        self.matrix = GoMuonMatrix(
+            momentum=momentum,
+            nesterov=nesterov,
+            alpha=alpha,
+            refresh_every=refresh_every,
+            factor_decay=factor_decay,
+            input_decay=input_decay or 0.0,
+            damping=shrinkage["damping"] if isinstance(shrinkage, dict) else None,
+            graft=graft is not None,
+        )
+        self.geometry_decay = geometry_decay
 
     def step(self, G: Tensor, x: Tensor, delta: Tensor) -> None:
         """Decay in the step's geometry: W ← W − lr·wd·W P_A²/mean(P_A²) − lr·U."""
         if not self.geometry_decay:
             return super().step(G, x, delta)
         U = self.update(G, x, delta)
-        metric = self.P_A @ self.P_A
+        metric = self.matrix.P_A @ self.matrix.P_A
         metric = metric / (metric.trace() / self.n)
         self.W = self.W - self.lr * self.weight_decay * self.W @ metric - self.lr * U
         self.t += 1
         return None
 
     def update(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
-        if self.t % self.K == 0:
-            A, B = self.regularised(x), self.regularised(delta)
-            decay_A, decay_B = self.beta_A**self.K, self.beta_B**self.K
-            if self.t > 0:
-                A = decay_A * self.A + (1 - decay_A) * A
-                B = decay_B * self.B + (1 - decay_B) * B
-            self.A, self.B = A, B
-            self.P_A = inverse_power(self.A, self.alpha_A)
-            self.P_B = inverse_power(self.B, self.alpha_B)
-        self.M, X = lerp(G, self.M, self.momentum, self.nesterov)
-        D = self.P_B @ polar(self.P_B @ X @ self.P_A) @ self.P_A
-        if self.graft == "frobenius":
-            D = D * math.sqrt(min(self.m, self.n)) / D.norm()
-        return muon_scale(D)
-
-    def regularised(self, rows: Tensor) -> Tensor:
-        S, d = second_moment(rows), rows.shape[1]
-        if isinstance(self.shrinkage, dict):
-            return S + self.shrinkage["damping"] * S.trace() / d * eye(S)
-        return oas(S, len(rows)) if d > 1 else S  # a number has nothing to shrink to
+        if self.matrix.refreshes:
+            self.matrix.refresh(x, delta)
+        return self.matrix.update(G)
 
 
 class NewtonMuon(Reference):

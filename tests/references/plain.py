@@ -1,12 +1,11 @@
 """What the references share: the step, the two momenta, moments and a few powers."""
 
-import math
 from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
-from tests.reference import inverse_power, oas, polar
+from gomuon.lab.bench.plain_loop import inverse_power, muon_scale, polar, second_moment
 
 __all__ = [
     "Reference",
@@ -15,7 +14,6 @@ __all__ = [
     "inverse_power",
     "lerp",
     "muon_scale",
-    "oas",
     "polar",
     "second_moment",
 ]
@@ -51,16 +49,6 @@ def heavy_ball(G: Tensor, M: Tensor, beta: float, nesterov: bool) -> tuple[Tenso
     """M ← βM + G, and X."""
     M = beta * M + G
     return M, G + beta * M if nesterov else M
-
-
-def muon_scale(D: Tensor) -> Tensor:
-    m, n = D.shape
-    return math.sqrt(max(1, m / n)) * D
-
-
-def second_moment(rows: Tensor) -> Tensor:
-    """E[v vᵀ]."""
-    return rows.T @ rows / len(rows)
 
 
 def eye(like: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""The lab: the paper's experiments as paired runs that survive being killed, and their reports.
+"""The lab: runs the paper's experiments, reports on them, and measures and plans costs.
 
-Everything here lives behind the extra ``gomuon[lab]``; the optimizers need torch alone.
+Its dependencies are the extra ``gomuon[lab]``; the optimizers themselves need only torch.
 """

@@ -1,4 +1,4 @@
-"""The commands: race, tune, reproduce, report, data, methods, bench, plan, verify, evidence."""
+"""The commands: race, tune, reproduce, report, data, methods, bench, plan, verify."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 import shlex
 import sys
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated
 
@@ -13,77 +14,80 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from gomuon.lab import (
-    campaign,
-    corpora,
-    experiments,
-    machine,
-    methods_markdown,
-    methods_table,
-    racing,
-    summary,
-    tuning,
-    tuning_summary,
-)
+from gomuon.lab import machine
 from gomuon.lab.bench.command import bench
-from gomuon.lab.display import open_display
-from gomuon.lab.errors import LabError
-from gomuon.lab.evidence.command import evidence
-from gomuon.lab.flags import OPEN, Folder, Number, Shape, Switch, Whole, Words, refuse_empty
-from gomuon.lab.foreign import making_sense_of
-from gomuon.lab.limits import require_whole
-from gomuon.lab.planning.command import plan
-from gomuon.lab.plans import Plan, adapt
-from gomuon.lab.runs import Run
-from gomuon.lab.selection import EXPERIMENT, picks_of, read_selection, write_selection
+from gomuon.lab.costs.command import plan
+from gomuon.lab.data import corpora
+from gomuon.lab.errors import Crashed, Interrupted, LabError
+from gomuon.lab.experiments import catalogue, racing, tuning
+from gomuon.lab.experiments.plan import Plan, adapt
+from gomuon.lab.experiments.selection import EXPERIMENT, read_selection
+from gomuon.lab.flags import (
+    NO_DEFAULT_SHOWN,
+    Flag,
+    ModelShape,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OptionalText,
+    refuse_empty,
+)
+from gomuon.lab.input_checks import errors_naming, require_whole
+from gomuon.lab.report import methods_page, terminal_methods, terminal_summary, terminal_sweep
+from gomuon.lab.results.candidates import picks_of, write_selection
+from gomuon.lab.results.runs import Run
+from gomuon.lab.running import execution
+from gomuon.lab.running.progress import open_display
+from gomuon.lab.running.timing import estimate_seconds
 from gomuon.lab.terminal import SafeConsole, escaped, one_line
-from gomuon.lab.timing import estimate
-from gomuon.lab.verifying import verify
-from gomuon.lab.workers import Crashed, Interrupted
+from gomuon.lab.verification import verify
 
 app = tyro.extras.SubcommandApp()
 Conclusion = Callable[[Plan, Sequence[Run], Console], None]
 
-SHAPE = Shape()
+SHAPE = ModelShape()
+# The words of the command that is running, which a campaign records.
+ARGV: ContextVar[Sequence[str] | None] = ContextVar("argv", default=None)
 
 
 @app.command
 def race(
-    task: Words = "",
-    optimizers: Words = "",
-    lr: Words = "",
-    selection: Folder = None,
-    seeds: Words = "",
-    steps: Whole = None,
-    adamw_lr: Number = None,
-    shape: tyro.conf.OmitArgPrefixes[Shape] = SHAPE,
-    timing: Switch = False,
-    jobs: Whole = None,
-    threads: Whole = None,
-    data_dir: Folder = None,
-    out: Folder = None,
+    task: OptionalText = "",
+    optimizers: OptionalText = "",
+    lr: OptionalText = "",
+    selection: OptionalPath = None,
+    seeds: OptionalText = "",
+    steps: OptionalInt = None,
+    adamw_lr: OptionalFloat = None,
+    shape: tyro.conf.OmitArgPrefixes[ModelShape] = SHAPE,
+    timing: Flag = False,
+    jobs: OptionalInt = None,
+    threads: OptionalInt = None,
+    data_dir: OptionalPath = None,
+    out: OptionalPath = None,
 ) -> None:
-    """Race optimizers against each other from the same start on the same data.
+    """Race optimizers against each other, from the same initial parameters on the same data.
 
     Without arguments: Go-MUON, Muon and AdamW learn modular addition, which takes two or three
-    minutes on two cores and downloads nothing. Stopped at any moment, the same command continues.
+    minutes on two cores and downloads nothing. You can stop it at any time: the same command
+    continues.
 
     Args:
-        task: What to learn: grokking (modular addition, the default), ptb or shakespeare.
-        optimizers: Names separated by commas, by default go-muon,muon,adamw; the first is
-            compared with each of the others. All names: gomuon methods.
-        lr: Peak matrix rates, such as go-muon=.08,muon=.16; the others keep their defaults.
-        selection: The selection.json of a gomuon tune: task, optimizers, model, rates and momenta
-            are the sweep's unless given here.
-        seeds: Such as 0,1,2 or 0-2; every seed pairs all optimizers. By default 0, with a
-            selection the first seed it was not made on.
-        steps: Updates per run; by default the task's own number.
-        adamw_lr: Peak rate of embeddings, norms and vectors; 1e-2 for grokking, else 3e-3.
-        timing: In the end, time the steps of all optimizers in turn.
-        jobs: Runs side by side; by default one per core.
-        threads: Threads per run; by default the cores shared out among the jobs.
-        data_dir: Folder with the corpora; by default GOMUON_DATA, then the cache, then download.
-        out: Folder of the campaign; by default runs/race-TASK (runs/race-TASK-tuned).
+        task: grokking (modular addition, the default), ptb or shakespeare.
+        optimizers: Names separated by commas. Default: go-muon,muon,adamw. The first is compared
+            with each of the others. gomuon methods lists all names.
+        lr: Peak rates of the matrices, such as go-muon=.08,muon=.16; others keep their default.
+        selection: The selection.json written by gomuon tune or reproduce. Task, optimizers, model,
+            rates and momenta come from it unless given here.
+        seeds: Such as 0,1,2 or 0-2; all optimizers run on every seed. Default: 0; with a selection
+            the first seed that it did not use.
+        steps: Updates per run. Default: the task's own number.
+        adamw_lr: Peak rate of embeddings, norms and vectors. Default: 1e-2 for grokking, else 3e-3.
+        timing: At the end, measure the step times of all optimizers in turn.
+        jobs: Runs at the same time. Default: one per core.
+        threads: Threads per run. Default: the cores divided by the jobs.
+        data_dir: Folder with the corpora. Default: GOMUON_DATA, else the cache, else download.
+        out: Folder for the results. Default: runs/race-TASK (runs/race-TASK-tuned).
     """
     picked = None if selection is None else read_selection(selection)
     if picked is not None:
@@ -101,7 +105,7 @@ def race(
         **shape.as_dict(),
     )
     folder = out or Path("runs") / f"race-{task}{'' if picked is None else '-tuned'}"
-    jobs, threads = share(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
+    jobs, threads = jobs_and_threads(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
     carry_out(adapt(plan, threads=threads), folder, jobs, data_dir)
 
 
@@ -109,41 +113,41 @@ def race(
 def tune(
     task: str = "grokking",
     optimizers: str = "go-muon,muon,adamw",
-    grid: Whole = None,
+    grid: OptionalInt = None,
     ratio: float = tuning.RATIO,
-    rates: Words = "",
-    momenta: Words = "",
+    rates: OptionalText = "",
+    momenta: OptionalText = "",
     seeds: str = "0",
-    steps: Whole = None,
-    adamw_lr: Number = None,
-    shape: tyro.conf.OmitArgPrefixes[Shape] = SHAPE,
-    dry_run: Switch = False,
-    jobs: Whole = None,
-    threads: Whole = None,
-    data_dir: Folder = None,
-    out: Folder = None,
+    steps: OptionalInt = None,
+    adamw_lr: OptionalFloat = None,
+    shape: tyro.conf.OmitArgPrefixes[ModelShape] = SHAPE,
+    dry_run: Flag = False,
+    jobs: OptionalInt = None,
+    threads: OptionalInt = None,
+    data_dir: OptionalPath = None,
+    out: OptionalPath = None,
 ) -> None:
-    """Sweep learning rates with the same budget for every method, and pick the best of each.
+    """Try several learning rates with the same budget for every method, and pick the best ones.
 
-    The plan is written down before anything runs; what it picks goes to selection.json, which
-    gomuon race --selection takes. Stopped at any moment, the same command continues.
+    The plan is written to a file before anything runs. The picked rates go to selection.json, for
+    gomuon race --selection. You can stop it at any time: the same command continues.
 
     Args:
-        task: What to learn: grokking (modular addition), ptb or shakespeare (characters).
-        optimizers: Names separated by commas; all of them: gomuon methods.
-        grid: Rates per method, around its default rate; 5, or as many as --rates gives.
-        ratio: From one rate of a grid to the next.
-        rates: Rates of your own, such as go-muon=.02/.04/.08,muon=.01/.02/.04; as many for each.
-        momenta: Tried with every rate of the methods that have a momentum, such as .8,.95; the
-            others get as many candidates from a finer grid.
+        task: grokking (modular addition), ptb or shakespeare.
+        optimizers: Names separated by commas; gomuon methods lists all names.
+        grid: Number of rates per method, around its default rate. Default: 5, or as in --rates.
+        ratio: Each rate divided by the next lower one.
+        rates: Your own rates, such as go-muon=.02/.04/.08,muon=.01/.02/.04; as many for each.
+        momenta: Such as .8,.95; tried with every rate of the methods that have a momentum. Methods
+            without one get the same number of candidates from a finer grid.
         seeds: Such as 0,1,2 or 0-2; the statistic is averaged over them.
-        steps: Updates per run, also the length of the schedule; by default the task's own number.
-        adamw_lr: Peak rate of embeddings, norms and vectors; 1e-2 for grokking, else 3e-3.
-        dry_run: Print the plan and a time estimate from a few real updates; run nothing.
-        jobs: Runs side by side; by default one per core.
-        threads: Threads per run; by default the cores shared out among the jobs.
-        data_dir: Folder with the corpora; by default GOMUON_DATA, then the cache, then download.
-        out: Folder of the campaign; by default runs/tune-TASK.
+        steps: Updates per run, also the length of the schedule. Default: the task's own number.
+        adamw_lr: Peak rate of embeddings, norms and vectors. Default: 1e-2 for grokking, else 3e-3.
+        dry_run: Print the plan and a time estimate from a few real updates; train nothing.
+        jobs: Runs at the same time. Default: one per core.
+        threads: Threads per run. Default: the cores divided by the jobs.
+        data_dir: Folder with the corpora. Default: GOMUON_DATA, else the cache, else download.
+        out: Folder for the results. Default: runs/tune-TASK.
     """
     plan = tuning.tune_plan(
         task,
@@ -158,17 +162,19 @@ def tune(
         **shape.as_dict(),
     )
     folder = out or Path("runs") / f"tune-{task}"
-    parallel, each = share(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
+    parallel, each = jobs_and_threads(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
     plan = adapt(plan, threads=each)
     if dry_run:
-        campaign.check(plan, data_dir)
-        summary.print_plan(plan, estimate(plan, parallel, data_dir), parallel, SafeConsole())
+        execution.check(plan, data_dir)
+        terminal_summary.print_plan(
+            plan, estimate_seconds(plan, parallel, data_dir), parallel, SafeConsole()
+        )
         return
 
     def conclude(plan: Plan, runs: Sequence[Run], console: Console) -> None:
         picks = picks_of(plan, runs)
         path = write_selection(folder, plan, picks)
-        tuning_summary.print_picks(plan, picks, path, console)
+        terminal_sweep.print_picks(plan, picks, path, console)
 
     carry_out(plan, folder, parallel, data_dir, conclude)
 
@@ -177,39 +183,40 @@ def tune(
 def reproduce(
     name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
     /,
-    seeds: Annotated[str | None, OPEN] = None,
-    steps: Whole = None,
-    selection: Folder = None,
-    quick: Switch = False,
-    dry_run: Switch = False,
-    jobs: Whole = None,
-    threads: Whole = None,
-    data_dir: Folder = None,
-    out: Folder = None,
+    seeds: Annotated[str | None, NO_DEFAULT_SHOWN] = None,
+    steps: OptionalInt = None,
+    selection: OptionalPath = None,
+    quick: Flag = False,
+    dry_run: Flag = False,
+    jobs: OptionalInt = None,
+    threads: OptionalInt = None,
+    data_dir: OptionalPath = None,
+    out: OptionalPath = None,
 ) -> None:
-    """Repeat an experiment of the paper and set its figures beside your own.
+    """Repeat an experiment of the paper and compare its numbers with your own.
 
-    The plan (arms, seeds, windows, statistic, rule) is written down before anything runs. Stopped
-    at any moment, the same command continues; finished runs are never repeated.
+    The plan (arms, seeds, windows, statistic, rule) is written to a file before anything runs. You
+    can stop it at any time: the same command continues, and finished runs are not repeated.
 
     Args:
-        name: ptb, shakespeare, grokking, mapback, lazy, or all of them; for what the paper
-            leaves open ablations, adamw-rate, muon-rate-ptb, muon-rate-shakespeare and null-space.
-        seeds: Instead of the declared ones, such as 0,1 or 17402-17404.
-        steps: Updates per run; fewer than declared labels every result as quick.
-        selection: The selection.json of a gomuon tune, whose rates and momenta replace the
-            declared ones.
-        quick: A version of a few minutes, labelled as such everywhere.
-        dry_run: Print the plan and a time estimate from a few real updates; run nothing.
-        jobs: Runs side by side; by default one per core.
-        threads: Threads per run; by default the cores shared out among the jobs.
-        data_dir: Folder with the corpora; by default GOMUON_DATA, then the cache, then download.
-        out: Folder of the campaign; by default runs/NAME (runs/NAME-tuned-quick).
+        name: ptb, shakespeare, grokking, mapback, lazy, or all for these five; for questions the
+            paper leaves open: ablations, adamw-rate, muon-rate-ptb, muon-rate-shakespeare,
+            null-space.
+        seeds: Such as 0,1 or 17402-17404, instead of the experiment's own.
+        steps: Updates per run; with fewer than the experiment's own, results are labelled "quick".
+        selection: The selection.json written by gomuon tune or reproduce; its rates and momenta
+            replace the experiment's own.
+        quick: A short version of a few minutes; its results are labelled "quick".
+        dry_run: Print the plan and a time estimate from a few real updates; train nothing.
+        jobs: Runs at the same time. Default: one per core.
+        threads: Threads per run. Default: the cores divided by the jobs.
+        data_dir: Folder with the corpora. Default: GOMUON_DATA, else the cache, else download.
+        out: Folder for the results. Default: runs/NAME (runs/NAME-tuned-quick).
     """
-    plans = list(experiments.EXPERIMENTS.values()) if name == "all" else [experiments.find(name)]
+    plans = list(catalogue.EXPERIMENTS.values()) if name == "all" else [catalogue.find(name)]
     if selection is not None:
         picked = read_selection(selection)
-        plans = [experiments.with_selection(plan, picked) for plan in plans]
+        plans = [catalogue.with_selection(plan, picked) for plan in plans]
     chosen = None if seeds is None else racing.parse_seeds(seeds)
     for declared in plans:
         plan = adapt(declared, quick=quick, seeds=chosen, steps=steps)
@@ -219,12 +226,12 @@ def reproduce(
         if out is not None and name == "all":
             folder = out / plan.experiment
         runs = len(plan.tuning_configs()) + len(plan.arms) * len(plan.seeds)
-        parallel, each = share(runs, jobs, threads, folder)
+        parallel, each = jobs_and_threads(runs, jobs, threads, folder)
         plan = adapt(declared, quick=quick, seeds=chosen, steps=steps, threads=each)
         if dry_run:
-            campaign.check(plan, data_dir)
-            costs = estimate(plan, parallel, data_dir)
-            summary.print_plan(plan, costs, parallel, SafeConsole())
+            execution.check(plan, data_dir)
+            costs = estimate_seconds(plan, parallel, data_dir)
+            terminal_summary.print_plan(plan, costs, parallel, SafeConsole())
         else:
             carry_out(plan, folder, parallel, data_dir)
 
@@ -234,7 +241,7 @@ def report(folder: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="
     """Write report.md and the self-contained report.html of a campaign or run folder.
 
     Args:
-        folder: A folder that race or reproduce wrote.
+        folder: A folder written by race, tune or reproduce.
     """
     write_report(folder)
     SafeConsole().print(f"{folder / 'report.html'}", markup=False, highlight=False, soft_wrap=True)
@@ -248,26 +255,26 @@ def data(
         tyro.conf.arg(metavar="[NAME …]", help_behavior_hint=""),
     ] = (),
     /,
-    fetch: Switch = False,
-    data_dir: Folder = None,
+    fetch: Flag = False,
+    data_dir: OptionalPath = None,
 ) -> None:
-    """Show which corpora are present; fetch those that are named, or with --fetch all missing.
+    """Show which corpora are present; download missing ones by name, or all with --fetch.
 
     Args:
-        names: ptb, shakespeare; naming a corpus fetches it if it is missing.
-        fetch: Fetch every corpus that is missing.
-        data_dir: Folder with the corpora; by default GOMUON_DATA, then the cache, then download.
+        names: ptb, shakespeare; these are downloaded if they are missing.
+        fetch: Download every corpus that is missing.
+        data_dir: Folder with the corpora. Default: GOMUON_DATA, else the cache, else download.
     """
     for name in names:
         corpora.source_of(name)
     console = SafeConsole()
     wanted = list(names) or (list(corpora.CORPORA) if fetch else [])
-    trouble: LabError | None = None
+    failure: LabError | None = None
     try:
         if wanted:
             corpora.fetch(wanted, data_dir)
     except LabError as error:
-        trouble = error  # the table first: it shows what did arrive
+        failure = error  # print the table first: it shows what was downloaded
     table = Table()
     for head in ("corpus", "file", "bytes", "state", "where"):
         table.add_column(head, justify="right" if head == "bytes" else "left", overflow="fold")
@@ -275,28 +282,30 @@ def data(
         where = str(entry.path) if entry.state == "present" else entry.detail
         table.add_row(entry.name, entry.file, f"{entry.bytes:,}", entry.state, where)
     console.print(table, markup=False)
-    if trouble is not None:
-        raise trouble
+    if failure is not None:
+        raise failure
 
 
 @app.command
 def methods(
-    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]"), OPEN] = "",
+    name: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]"), NO_DEFAULT_SHOWN
+    ] = "",
     /,
-    markdown: Switch = False,
+    markdown: Flag = False,
 ) -> None:
-    """Show the methods side by side: geometry, update, amortisation, rate and origin of each.
+    """Compare the methods: geometry, update formula, refresh interval, learning rate and origin.
 
     Args:
-        name: One of them, with its formula, all its defaults and its description.
-        markdown: Print docs/methods.md, which holds all of this.
+        name: Show one method with its formula, defaults and description.
+        markdown: Print docs/methods.md, which has all of this.
     """
     if markdown:
-        sys.stdout.write(methods_markdown.markdown())
+        sys.stdout.write(methods_page.markdown())
     elif name:
-        methods_table.print_method(name, SafeConsole())
+        terminal_methods.print_method(name, SafeConsole())
     else:
-        methods_table.print_table(SafeConsole())
+        terminal_methods.print_table(SafeConsole())
 
 
 app.command(bench)
@@ -308,19 +317,18 @@ app.command(plan)
 app.command(verify)
 
 
-app.command(evidence)
+def jobs_and_threads(
+    runs: int, jobs: int | None, threads: int | None, folder: Path
+) -> tuple[int, int]:
+    """Numbers of parallel runs and of threads per run.
 
-
-def share(runs: int, jobs: int | None, threads: int | None, folder: Path) -> tuple[int, int]:
-    """How many runs at a time and how many threads each.
-
-    A campaign keeps the threads it was begun with, because its numbers depend on them.
+    A campaign keeps its first number of threads, because its results depend on it.
     """
     for name, value in (("jobs", jobs), ("threads", threads)):
         if value is not None:
             require_whole(f"--{name}", value)
     parallel = jobs or min(machine.cores(), runs)
-    each = threads or campaign.recorded_threads(folder) or max(1, machine.cores() // parallel)
+    each = threads or execution.recorded_threads(folder) or max(1, machine.cores() // parallel)
     return parallel, each
 
 
@@ -329,16 +337,18 @@ def carry_out(
     folder: Path,
     jobs: int,
     data_dir: Path | None,
-    conclude: Conclusion = summary.print_summary,
+    conclude: Conclusion = terminal_summary.print_summary,
 ) -> None:
-    """Run a plan with its display, print its table, write its report."""
+    """Run a plan, show its progress, print its table and write its report."""
     console = SafeConsole()
     console.print(plan.title, style="bold", markup=False, highlight=False)
     if plan.experiment == EXPERIMENT:
         console.print(f"Rule: {plan.rule}", markup=False, highlight=False)
     with open_display(plan, console) as display:
-        runs = campaign.run_campaign(plan, folder, jobs=jobs, watcher=display, data_dir=data_dir)
-    with making_sense_of(folder):
+        runs = execution.run_campaign(
+            plan, folder, jobs=jobs, observer=display, data_dir=data_dir, argv=ARGV.get()
+        )
+    with errors_naming(folder):
         conclude(plan, runs, console)
     write_report(folder)
     console.print(
@@ -347,13 +357,14 @@ def carry_out(
 
 
 def write_report(folder: Path) -> None:
-    # Imported late: matplotlib takes a while, and a long campaign should start at once.
-    importlib.import_module("gomuon.lab.report").write_report(folder)
+    # Imported here: matplotlib is slow to import, and a campaign should start at once.
+    importlib.import_module("gomuon.lab.report.writing").write_report(folder)
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; the exit code is 2 for a user's error and 130 after Ctrl-C."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    ARGV.set(tuple(arguments))
     try:
         refuse_empty(arguments)
         dispatch(arguments or ["--help"])
@@ -361,12 +372,12 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"gomuon: {one_line(str(error))}", file=sys.stderr)
         return 2
     except OSError as error:
-        # Whatever a command asks of the disk: a name that is too long, a folder nobody may enter.
+        # From the disk, such as a name that is too long or a folder without permission.
         where = "" if error.filename is None else f"{error.filename}: "
         print(one_line(f"gomuon: {where}{error.strerror or error}"), file=sys.stderr)
         return 2
     except (KeyboardInterrupt, Interrupted) as stopped:
-        # Continuing with --fresh would drop what is kept.
+        # Continuing with --fresh would delete what is kept.
         again = shlex.join(["gomuon", *(word for word in arguments if word != "--fresh")])
         kept = str(stopped) or "nothing is lost"
         print(f"\nstopped; {kept}, continue with: {escaped(again)}", file=sys.stderr)
@@ -378,7 +389,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def dispatch(arguments: list[str]) -> None:
-    """Parse and run; the parser's own messages repeat the arguments, so they get them escaped."""
+    """Parse and run; the parser's messages repeat the arguments, so these are escaped first."""
     shown = [escaped(word) for word in arguments]
     plain = shown == arguments
 
@@ -387,7 +398,7 @@ def dispatch(arguments: list[str]) -> None:
             args=words,
             prog="gomuon",
             config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
-            description="Go-MUON's lab: race optimizers, repeat the paper, read the reports.",
+            description="Go-MUON's lab: race optimizers, repeat the paper, plan costs.",
             console_outputs=outputs,
         )
 

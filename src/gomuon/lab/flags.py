@@ -12,42 +12,42 @@ import tyro
 
 from gomuon.lab.errors import LabError
 
-# Options left open: their help says what then happens, which "default: None" would not.
-OPEN = tyro.conf.arg(help_behavior_hint="")
-Whole = Annotated[int | None, OPEN]
-Number = Annotated[float | None, OPEN]
-Folder = Annotated[Path | None, OPEN]
-Switch = Annotated[bool, OPEN]
-Words = Annotated[str, OPEN]
+# Hides "default: None" in the help: the text of such an option says what happens without it.
+NO_DEFAULT_SHOWN = tyro.conf.arg(help_behavior_hint="")
+OptionalInt = Annotated[int | None, NO_DEFAULT_SHOWN]
+OptionalFloat = Annotated[float | None, NO_DEFAULT_SHOWN]
+OptionalPath = Annotated[Path | None, NO_DEFAULT_SHOWN]
+Flag = Annotated[bool, NO_DEFAULT_SHOWN]
+OptionalText = Annotated[str, NO_DEFAULT_SHOWN]
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The model and its data; what is left open is the task's own."""
+class ModelShape:
+    """Sizes of the model and its data; without them the task's own."""
 
-    width: Whole = None
-    """Width of the transformer; 64 for grokking, else 128."""
-    layers: Whole = None
-    """Number of its layers; 3."""
-    heads: Whole = None
-    """Attention heads per layer; 4."""
-    hidden: Whole = None
-    """Width of its SwiGLU; 192 for grokking, else 384."""
-    modulus: Whole = None
-    """The p of modular addition; 59."""
-    length: Whole = None
-    """Characters per window; 128."""
-    batch: Whole = None
-    """Windows per update; 16."""
+    width: OptionalInt = None
+    """Width of the transformer. Default: 64 for grokking, else 128."""
+    layers: OptionalInt = None
+    """Number of layers. Default: 3."""
+    heads: OptionalInt = None
+    """Attention heads per layer. Default: 4."""
+    hidden: OptionalInt = None
+    """Width of the SwiGLU layer. Default: 192 for grokking, else 384."""
+    modulus: OptionalInt = None
+    """The p of modular addition. Default: 59."""
+    length: OptionalInt = None
+    """Characters per sequence. Default: 128."""
+    batch: OptionalInt = None
+    """Sequences per update. Default: 16."""
 
     def as_dict(self) -> dict[str, int | None]:
         return dataclasses.asdict(self)
 
 
 def refuse_empty(arguments: Sequence[str]) -> None:
-    """Refuse a value that says nothing: taken for one that was left out, it would mean all of them.
+    """Refuse an empty value, which would count as absent and so mean "all" or the default.
 
-    An unset variable of a shell script is the usual reason.
+    The usual cause is an unset variable in a shell script.
     """
     for flag, word in zip(["", *arguments], arguments, strict=False):
         name, given, value = word.partition("=") if word.startswith("--") else ("", "", word)

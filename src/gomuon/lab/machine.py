@@ -1,4 +1,4 @@
-"""Where and with what a run was made, for its manifest."""
+"""The machine and the versions a run was made with, and torch's threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 import gomuon
 
 SHORT = 12
-EDITED = "-edited"  # behind a commit whose files were changed and not committed
+EDITED = "-edited"  # appended to a commit if files were changed and not committed
 
 
 def versions() -> dict[str, str]:
@@ -31,14 +32,14 @@ def versions() -> dict[str, str]:
 
 def facts() -> dict[str, str | int]:
     return {
-        "system": platform.system(),  # no release: a kernel's name may be one host's alone
+        "system": platform.system(),  # no release: a kernel's name may identify a single host
         "processor": processor(),
         "cores": cores(),
     }
 
 
 def comparable(recorded: Mapping[str, Any]) -> dict[str, Any]:
-    """Recorded facts as `facts` gives them; older files have a release behind the system."""
+    """Recorded facts in the form of `facts`; older files also have the system's release."""
     found = dict(recorded)
     if isinstance(found.get("system"), str):
         found["system"] = found["system"].partition(" ")[0]
@@ -54,7 +55,7 @@ def processor() -> str:
 
 
 def memory() -> int:
-    """Bytes of memory this machine has; a terabyte where it does not tell."""
+    """Memory of this machine in bytes; a terabyte if it is unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
@@ -62,7 +63,7 @@ def memory() -> int:
 
 
 def cores() -> int:
-    """The cores this process may use, which inside a container are fewer than the machine's."""
+    """Cores that this process may use; in a container these can be fewer than the machine has."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -70,12 +71,12 @@ def cores() -> int:
 
 @functools.cache
 def source_commit() -> str | None:
-    """The commit gomuon runs from, when it runs from its own checkout; see `commit_of`."""
+    """The commit of gomuon's own checkout, None if it is installed; see `commit_of`."""
     return commit_of(Path(gomuon.__file__).resolve().parent)
 
 
 def commit_of(package: Path) -> str | None:
-    """The commit that ``src/package`` of a checkout is at, with EDITED behind it if it is not."""
+    """The commit of the checkout with ``src/package``, with EDITED if the package was changed."""
     if not (package.parent.parent / ".git").exists():
         return None
     try:
@@ -86,7 +87,7 @@ def commit_of(package: Path) -> str | None:
 
 
 def short_commit(commit: str) -> str:
-    """Enough of a commit to find it, and whether it is all that ran."""
+    """The first characters of a commit, with EDITED if it ends with that."""
     return commit[:SHORT] + (EDITED if commit.endswith(EDITED) else "")
 
 
@@ -94,3 +95,14 @@ def _git(folder: Path, *words: str) -> str:
     command = ["git", "-C", str(folder), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     return done.stdout.strip()
+
+
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    """Set torch's number of threads, and restore it at the end."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

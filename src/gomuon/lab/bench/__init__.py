@@ -1,6 +1,6 @@
-"""`gomuon bench`: how long steps take and what they hold, beside other packages.
+"""`gomuon bench`: step time and memory of our optimizers, next to those of other packages.
 
-`workloads` are what is trained and `arms` what trains it; `measuring` lets the arms take turns,
-`running` carries a benchmark out and keeps its file; `bars`, `tables`, `page` and `picture` show
-what came out.
+`workloads` has the models and `arms` the optimizers. `interleaving` times the arms in turn,
+`measurement` measures one workload, and `benchmark` runs all of them and writes the file.
+`targets`, `tables`, `speed_page` and `plot` show the results.
 """

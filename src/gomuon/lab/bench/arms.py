@@ -1,7 +1,7 @@
-"""What trains: our methods, torch's, two yardsticks and other packages, each by name.
+"""The optimizers that are measured: ours, torch's and two simple baselines.
 
-All run at one rate, on which the time of a step does not depend. Every method gets the matrices
-gomuon's routing names, and everything else goes to AdamW within the same timed step.
+All use one learning rate, because the time of a step does not depend on it. Every method gets the
+matrices that gomuon's routing selects; AdamW takes the other parameters within the same timed step.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 import gomuon
 from gomuon.lab.bench.newton_schulz import NewtonSchulzMuon
-from gomuon.lab.bench.plain import PlainGoMuon, PlainMuon
+from gomuon.lab.bench.plain_loop import plain_go_muon, plain_muon
 from gomuon.recipes import RECIPES
 from gomuon.routing import route
 
 RATE = 1e-3
-REFERENCE = "adamw"  # a model without hooks: its forward and backward passes are the unit
+REFERENCE = "adamw"  # its model has no hooks: its forward and backward time is the unit
 
 
 class Stepper(Protocol):
@@ -29,19 +29,20 @@ class Stepper(Protocol):
     def zero_grad(self) -> Any: ...
 
 
-class Unfit(Exception):
-    """An arm cannot train this model, or its package is not here; the message says why."""
+class CannotTrain(Exception):
+    """An arm cannot train this model, or its package is not installed; the message says why."""
 
 
 @dataclass(frozen=True)
-class Arm:
+class BenchArm:
     """An optimizer in the benchmark.
 
     Attributes:
-        name, title: on the command line, and in tables.
-        package: whose it is.
-        interval: steps from one renewal of its geometry to the next.
-        build: makes it for a model; may raise `Unfit`.
+        name: on the command line.
+        title: in tables.
+        package: where the optimizer comes from.
+        interval: steps between two refreshes of its geometry.
+        build: creates it for a model; may raise `CannotTrain`.
         note: what a reader should know about it.
     """
 
@@ -53,7 +54,7 @@ class Arm:
     note: str = ""
 
 
-class Together:
+class CombinedOptimizer:
     """Several optimizers that step as one."""
 
     def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -75,20 +76,20 @@ def adamw(parameters: Sequence[Tensor]) -> torch.optim.AdamW:
 def beside_adamw(
     make: Callable[[list[Tensor]], torch.optim.Optimizer], two_dimensional: bool = False
 ) -> Callable[[nn.Module], Stepper]:
-    """The matrices to what `make` makes, everything else to AdamW."""
+    """Give the matrices to the optimizer that `make` creates, everything else to AdamW."""
 
     def build(model: nn.Module) -> Stepper:
         table = route(model)
         matrices = [r.parameter for r in table.treated("matrix")]
         if two_dimensional and any(p.ndim != 2 for p in matrices):
-            raise Unfit("takes parameters of two dimensions only")
+            raise CannotTrain("accepts parameters of two dimensions only")
         rest = [r.parameter for r in table.treated("adamw")]
-        return Together([make(matrices), *([adamw(rest)] if rest else [])])
+        return CombinedOptimizer([make(matrices), *([adamw(rest)] if rest else [])])
 
     return build
 
 
-def ours(name: str, **options: Any) -> Callable[[nn.Module], Stepper]:
+def gomuon_optimizer(name: str, **options: Any) -> Callable[[nn.Module], Stepper]:
     kind = getattr(gomuon, name)
 
     def build(model: nn.Module) -> Stepper:
@@ -99,38 +100,40 @@ def ours(name: str, **options: Any) -> Callable[[nn.Module], Stepper]:
     return build
 
 
-def plainly(make: Callable[[nn.Module], Stepper]) -> Callable[[nn.Module], Stepper]:
-    """A plain script, where it does the same job: it knows `nn.Linear` and nothing else."""
+def linear_only(make: Callable[[nn.Module], Stepper]) -> Callable[[nn.Module], Stepper]:
+    """For plain loops, which handle `nn.Linear` only: refuse models with other matrices."""
 
     def build(model: nn.Module) -> Stepper:
         matrices = {id(r.parameter) for r in route(model).treated("matrix")}
         if matrices != {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}:
-            raise Unfit("knows nn.Linear only, and this model has other matrices")
+            raise CannotTrain("handles nn.Linear only, and this model has other matrices")
         return make(model)
 
     return build
 
 
-def recipe_arm(name: str, title: str, arm: str = "", **options: Any) -> Arm:
+def recipe_arm(name: str, title: str, arm: str = "", **options: Any) -> BenchArm:
     settings = {**RECIPES[name].defaults, **options}
     clocks = [settings.get(key, 1) for key in ("statistics_every", "refresh_every")]
-    return Arm(arm or name.lower(), title, "gomuon", math.lcm(*clocks), ours(name, **options))
+    return BenchArm(
+        arm or name.lower(), title, "gomuon", math.lcm(*clocks), gomuon_optimizer(name, **options)
+    )
 
 
-def go_muon(K: int) -> Arm:
+def go_muon(K: int) -> BenchArm:
     return recipe_arm("GoMuon", f"Go-MUON, K = {K}", f"go-muon-{K}", refresh_every=K)
 
 
-def plain_go_muon(K: int) -> Arm:
+def plain_go_muon_arm(K: int) -> BenchArm:
     def build(model: nn.Module) -> Stepper:
-        return PlainGoMuon(model, RATE, refresh_every=K)
+        return plain_go_muon(model, RATE, refresh_every=K)
 
     title = f"plain script, Go-MUON, K = {K}"
-    return Arm(f"plain-go-muon-{K}", title, "yardstick", K, plainly(build))
+    return BenchArm(f"plain-go-muon-{K}", title, "yardstick", K, linear_only(build))
 
 
 OWN = (
-    Arm(
+    BenchArm(
         REFERENCE,
         "torch AdamW",
         "torch",
@@ -146,7 +149,7 @@ OWN = (
     recipe_arm("Shampoo", "Shampoo"),
     recipe_arm("KFAC", "K-FAC"),
     recipe_arm("Mousse", "Mousse"),
-    Arm(
+    BenchArm(
         "torch-muon",
         "torch Muon",
         "torch",
@@ -154,21 +157,21 @@ OWN = (
         beside_adamw(lambda matrices: torch.optim.Muon(matrices, lr=RATE), two_dimensional=True),
         "multiplies in bfloat16, which is slow on processors without bfloat16 units",
     ),
-    Arm(
+    BenchArm(
         "newton-schulz",
         "five Newton–Schulz steps",
         "yardstick",
         1,
         beside_adamw(lambda matrices: NewtonSchulzMuon(matrices, lr=RATE)),
-        "float32, equal shapes in one batch; an approximate polar factor, where ours is exact",
+        "float32, equal shapes in one batch; an approximate polar factor; ours is exact",
     ),
-    plain_go_muon(1),
-    plain_go_muon(4),
-    Arm(
+    plain_go_muon_arm(1),
+    plain_go_muon_arm(4),
+    BenchArm(
         "plain-muon",
         "plain script, Muon",
         "yardstick",
         1,
-        plainly(lambda model: PlainMuon(model, RATE)),
+        linear_only(lambda model: plain_muon(model, RATE)),
     ),
 )

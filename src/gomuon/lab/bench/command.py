@@ -15,83 +15,82 @@ from rich.console import Console
 from rich.table import Table as Rich
 from rich.text import Text
 
-from gomuon.lab import storage
-from gomuon.lab.bench import page as pages
-from gomuon.lab.bench import running, tables
-from gomuon.lab.display import clock
-from gomuon.lab.document import Table, cell
-from gomuon.lab.flags import Folder, Switch, Whole, Words
-from gomuon.lab.foreign import making_sense_of
-from gomuon.lab.limits import require_whole
+from gomuon.lab import files
+from gomuon.lab.bench import benchmark, tables
+from gomuon.lab.bench import speed_page as pages
+from gomuon.lab.errors import Interrupted
+from gomuon.lab.flags import Flag, OptionalInt, OptionalPath, OptionalText
+from gomuon.lab.formatting import duration
+from gomuon.lab.input_checks import errors_naming, require_whole
+from gomuon.lab.machine import on_threads
+from gomuon.lab.report.document import Table, cell
 from gomuon.lab.terminal import SafeConsole, escaped
-from gomuon.lab.threads import on_threads
-from gomuon.lab.workers import Interrupted
 
 REPORT = "report.md"
-LINE_INTERVAL = 20.0  # seconds between lines where nothing can be overwritten
+LINE_INTERVAL = 20.0  # seconds between two lines where the output is not a terminal
 
 
 def bench(
-    models: Words = "",
-    arms: Words = "",
-    cycles: Whole = None,
-    quick: Switch = False,
-    scaling: Switch = True,
-    compile: Switch = False,
-    threads: Whole = None,
-    fresh: Switch = False,
-    page: Switch = False,
-    out: Folder = None,
+    models: OptionalText = "",
+    arms: OptionalText = "",
+    cycles: OptionalInt = None,
+    quick: Flag = False,
+    scaling: Flag = True,
+    compile: Flag = False,
+    threads: OptionalInt = None,
+    fresh: Flag = False,
+    page: Flag = False,
+    out: OptionalPath = None,
 ) -> None:
-    """Measure steps and memory beside other packages, as ratios within one interleaved run.
+    """Measure step time and memory next to other packages, as ratios within one interleaved run.
 
-    Writes bench.json, report.md and a drawing. Stopped at any moment, the same command continues
-    after the last part it finished.
+    Writes bench.json, report.md and a plot. You can stop it at any time: the same command continues
+    after the last part that was finished.
 
     Args:
-        models: Among paper, wide, mlp, gpt2, conv and overhead, separated by commas; all of them.
-        arms: Such as go-muon-4,torch-muon; by default all that are worth their time on a model.
-        cycles: Windows of 16 measured steps per model; by default as many as the model is given.
-        quick: Smaller models, a minute or two; no verdicts.
-        scaling: Leave out how time grows with width and depth.
+        models: Names separated by commas: paper, wide, mlp, gpt2, conv, overhead. Default: all.
+        arms: Such as go-muon-4,torch-muon. Default: all except those that are too slow on a model.
+        cycles: Windows of 16 measured steps per model. Default: the model's own number.
+        quick: Smaller models, one or two minutes; no verdicts.
+        scaling: Do not measure how the time grows with width and depth.
         compile: Let heavyball compile its steps, as it does by default.
-        threads: By default torch's own number.
-        fresh: Drop what the folder holds already and measure everything again; needed where it was
-            measured on another machine, with other versions or threads, or by other code.
-        page: Print docs/speed.md from the folder's file; measure nothing.
-        out: Folder of the results; by default runs/bench (runs/bench-quick), with --page
+        threads: Threads of torch. Default: torch's own number.
+        fresh: Delete the results in the folder and measure everything again; needed if they come
+            from another machine, other versions, other threads or other code.
+        page: Print docs/speed.md from the results in the folder; measure nothing.
+        out: Folder of the results. Default: runs/bench (runs/bench-quick); with --page
             results/bench.
     """
     if page:
         folder = out or Path("results") / "bench"
         link = f"../{folder.as_posix()}/bench"
-        file = (folder / running.FILE).as_posix()
-        with making_sense_of(folder / running.FILE):
-            text = pages.markdown(running.read(folder), file, link)
+        file = (folder / benchmark.FILE).as_posix()
+        with errors_naming(folder / benchmark.FILE):
+            text = pages.markdown(benchmark.read_results(folder), file, link)
         sys.stdout.write(escaped(text))
         return
     if threads is not None:
         require_whole("--threads", threads)
-    settings = running.Settings(
+    settings = benchmark.Settings(
         models, arms, cycles, "quick" if quick else "full", scaling, compile
     )
     settings.check()
     folder = out or Path("runs") / ("bench-quick" if quick else "bench")
     console = SafeConsole()
     try:
-        with on_threads(threads or torch.get_num_threads()), Progress(console) as progress:
+        with on_threads(threads or torch.get_num_threads()), BenchProgress(console) as progress:
             command = spelled(settings, threads, out)
-            result = running.run(settings, folder, command, progress, fresh=fresh)
+            result = benchmark.run_benchmark(settings, folder, command, progress, fresh=fresh)
     except KeyboardInterrupt:
-        raise Interrupted("the finished parts are kept and the one under way begins anew") from None
-    with making_sense_of(folder / running.FILE):
+        raise Interrupted("finished parts are kept, the current part starts again") from None
+    with errors_naming(folder / benchmark.FILE):
         show(result, console)
         write(result, folder)
     console.print(f"report: {folder / REPORT}", markup=False, highlight=False, soft_wrap=True)
 
 
-def spelled(settings: running.Settings, threads: int | None, out: Path | None) -> str:
-    """The command that measures this; a folder on one machine alone is none of its business."""
+def spelled(settings: benchmark.Settings, threads: int | None, out: Path | None) -> str:
+    """The command that measures this; without absolute folders, which exist on one machine only."""
     words = ["gomuon", "bench"]
     if out is not None and not out.is_absolute():
         words += ["--out", out.as_posix()]
@@ -107,22 +106,22 @@ def spelled(settings: running.Settings, threads: int | None, out: Path | None) -
 
 
 def write(result: Mapping[str, Any], folder: Path) -> None:
-    """The report and the drawing beside a benchmark's file."""
+    """Write the report and the plot next to a benchmark's file."""
     # Imported late: matplotlib takes a while, and a long benchmark should start at once.
-    importlib.import_module("gomuon.lab.bench.picture").write(result, folder)
-    text = pages.markdown(result, running.FILE, "bench")
+    importlib.import_module("gomuon.lab.bench.plot").write(result, folder)
+    text = pages.markdown(result, benchmark.FILE, "bench")
     path = folder / REPORT
-    storage.write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
+    files.write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:
-    """The tables on a terminal, the bars last, where they are still on the screen."""
+    """Print the tables; the targets come last, so that they are still on the screen."""
     for title, table in tables.workload_tables(result):
         console.print(_rich(title, table))
     grown = tables.scaling_table(result)
     if grown is not None:
         console.print(_rich("growth", grown))
-    console.print(_rich("bars", tables.bar_table(result)))
+    console.print(_rich("targets", tables.target_table(result)))
     console.print("times over forward + backward of the model without hooks", style="dim")
 
 
@@ -137,8 +136,8 @@ def _rich(title: str, table: Table) -> Rich:
     return shown
 
 
-class Progress:
-    """One line that is overwritten on a terminal, and a line now and then elsewhere."""
+class BenchProgress:
+    """One line that is updated in a terminal; elsewhere a new line every 20 seconds."""
 
     def __init__(self, console: Console) -> None:
         self.console = console
@@ -146,7 +145,7 @@ class Progress:
         self.title, self.turns, self.made = "", 0, 0
         self.begun = self.said = time.monotonic()
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> BenchProgress:
         if self.console.is_terminal:
             self.status.start()
         return self
@@ -163,7 +162,7 @@ class Progress:
         now = time.monotonic()
         left = (now - self.begun) / self.made * (self.turns - self.made) if self.made else None
         self.made += 1
-        text = f"{self.title}: {self.made}/{self.turns}, {arm}, {clock(left)} left"
+        text = f"{self.title}: {self.made}/{self.turns}, {arm}, {duration(left)} left"
         if self.console.is_terminal:
             self.status.update(Text(text))
         elif now - self.said > LINE_INTERVAL:

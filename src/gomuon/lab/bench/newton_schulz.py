@@ -1,4 +1,4 @@
-"""Five float32 Newton–Schulz steps over stacks of equal shapes: the yardstick of Muon's speed."""
+"""Muon with five float32 Newton–Schulz steps on stacks of equal shapes: a baseline for speed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class NewtonSchulzMuon(torch.optim.Optimizer):
                 if parameter.grad is not None:
                     stacks.setdefault(parameter.flatten(1).shape, []).append(parameter)
             for (m, n), stack in stacks.items():
-                # The stack's memory is one tensor, kept with its first parameter.
+                # The momentum of a stack is one tensor, stored with the first parameter.
                 state, beta = self.state[stack[0]], group["momentum"]
                 G = torch.stack([p.grad.flatten(1) for p in stack if p.grad is not None])
                 if "momentum" not in state:

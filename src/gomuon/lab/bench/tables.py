@@ -1,31 +1,35 @@
-"""The results as tables of ratios; the page and the terminal show the same ones."""
+"""The results as tables of ratios, for docs/speed.md, the report and the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gomuon.lab.bench import bars
-from gomuon.lab.document import Cell, Table
+from gomuon.lab.bench import targets
+from gomuon.lab.report.document import Cell, Table
 
 ABSENT = "–"
 COLUMNS = ("optimizer", "K", "step", "whole step", "state", "peak memory")
 
 
-def bar_table(result: Mapping[str, Any]) -> Table:
+def target_table(result: Mapping[str, Any]) -> Table:
     rows = []
-    for reading in bars.read(result):
-        bar = reading.bar
-        shown = ABSENT if reading.ratio is None else with_error(reading.ratio, reading.error)
-        verdict = Cell(reading.verdict, best=reading.verdict == "miss")
-        floor = ABSENT if reading.floor is None else number(reading.floor)
-        rows.append((str(bar.number), bar.title, f"{bar.most:.2f}", shown, verdict, floor))
+    for checked in targets.check(result):
+        target = checked.target
+        shown = ABSENT if checked.ratio is None else with_error(checked.ratio, checked.error)
+        verdict = Cell(checked.verdict, best=checked.verdict == "miss")
+        lower_bound = ABSENT if checked.lower_bound is None else number(checked.lower_bound)
+        rows.append(
+            (str(target.number), target.title, f"{target.most:.2f}", shown, verdict, lower_bound)
+        )
     caption = "Every line is a ratio within one run."
-    return Table(caption, ("", "ratio", "at most", "measured", "", "floor"), tuple(rows), left=2)
+    return Table(
+        caption, ("", "ratio", "at most", "measured", "", "lower bound"), tuple(rows), left=2
+    )
 
 
 def workload_tables(result: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
-    """The title and the table of every model measured."""
+    """Title and table of every measured model."""
     for name, work in result["workloads"].items():
         yield work["title"], workload_table(result, name)
 
@@ -64,12 +68,12 @@ def _row(
 def against_passes(
     work: Mapping[str, Any], arm: str, quantity: str
 ) -> tuple[float, float | None] | None:
-    """A time of an arm over the forward and backward passes of the model without hooks."""
-    return bars.ratio({"workloads": {"": work}}, "", quantity, arm, bars.UNIT)
+    """The time of an arm divided by forward and backward of the model without hooks."""
+    return targets.ratio({"workloads": {"": work}}, "", quantity, arm, targets.UNIT)
 
 
 def scaling_table(result: Mapping[str, Any]) -> Table | None:
-    """Exponents, and the steps' times over those of the smallest size."""
+    """Exponents, and step times divided by the time at the smallest size."""
     axes = result["scaling"]
     if not axes:
         return None
@@ -97,7 +101,7 @@ def scaling_table(result: Mapping[str, Any]) -> Table | None:
 
 
 def arm_table(result: Mapping[str, Any]) -> Table:
-    """Who took part, and what is to be known about them."""
+    """The measured optimizers, with packages and notes."""
     rows: dict[str, tuple[str, ...]] = {}
     for work in result["workloads"].values():
         for name, entry in work["arms"].items():
@@ -117,6 +121,6 @@ def with_error(value: float, error: float | None, digits: int | None = None) -> 
 
 
 def number(value: float) -> str:
-    """Three figures, never an exponent."""
+    """Three significant digits, never in scientific notation."""
     places = 3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0
     return f"{value:.{places}f}"

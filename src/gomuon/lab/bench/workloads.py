@@ -1,4 +1,4 @@
-"""What is trained: models with random batches, so that nothing is downloaded."""
+"""The models that are trained, with random batches, so that nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gomuon.lab.bench.packages import load
+from gomuon.lab.bench.other_packages import load
 from gomuon.lab.errors import unknown_name
-from gomuon.lab.models import CharacterModel
+from gomuon.lab.experiments.models import CharacterModel
 
 Size = Literal["full", "quick", "tiny"]
 Batch = tuple[Tensor, Tensor]
 SEED = 17
-BATCHES = 4  # taken in turn: what a batch contains does not change what a step costs
+BATCHES = 4  # used in turn; the time of a step does not depend on their content
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,14 @@ class Workload:
     """A model and its batches.
 
     Attributes:
-        name, title: on the command line, and in tables.
-        make: the model, the same at every call.
-        batches: what it is shown, in turn.
+        name: on the command line.
+        title: in tables.
+        make: creates the model, the same one at every call.
+        batches: its inputs and targets, used in turn.
         loss: of a model and a batch.
-        shape: its numbers, for the record.
-        cycles: windows of sixteen steps that are measured unless asked otherwise.
-        peak: whether peak memory is measured, which takes a further refresh cycle of every arm.
+        shape: its sizes, for the record.
+        cycles: default number of measured windows of sixteen steps.
+        peak: whether to measure peak memory, which takes one more refresh cycle of every arm.
     """
 
     name: str
@@ -46,7 +47,7 @@ class Workload:
 
 
 class Link(nn.Module):
-    """One square layer of a chain; a residual one keeps signals alive through hundreds."""
+    """One square layer of a chain; residual, so that signals survive hundreds of layers."""
 
     def __init__(self, side: int, residual: bool) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class Link(nn.Module):
 
 
 class Chain(nn.Module):
-    """Equal square layers, every one of them hidden: inside numbered blocks none is a head."""
+    """Equal square layers in numbered blocks, so that routing takes none of them for a head."""
 
     def __init__(self, side: int, layers: int, residual: bool = False) -> None:
         super().__init__()
@@ -111,7 +112,7 @@ def language(
 
 
 def seeded(make: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
-    """The same model at every call, whatever was drawn in between."""
+    """Make `make` return the same model at every call, whatever random numbers were drawn."""
 
     def made() -> nn.Module:
         with torch.random.fork_rng(devices=[]):
@@ -137,7 +138,7 @@ def transformer(name: str, title: str, shape: Mapping[str, int], **options: Any)
 
 
 def gpt2(name: str, title: str, shape: Mapping[str, int]) -> Workload:
-    """Transformers' GPT-2, randomly initialised: fused projections, stored transposed."""
+    """GPT-2 of transformers with random weights: fused projections, stored transposed."""
 
     def make() -> nn.Module:
         transformers = load("transformers")
@@ -204,7 +205,7 @@ _gpt2 = _shape("width layers heads vocabulary batch length")
 _rows = _shape("width layers batch")
 _images = _shape("channels side batch")
 
-# The full ones, the same made small for a look of a minute, and smaller still for tests.
+# Sizes of the full benchmark, of a quick one (a minute), and of tests.
 SHAPES: dict[str, dict[Size, dict[str, int]]] = {
     "paper": {
         "full": _text(128, 3, 4, 384, 50, 16, 128),
@@ -232,7 +233,7 @@ def find(name: str, size: Size) -> Workload:
     """The workload of that name.
 
     Raises:
-        LabError: the name is unknown; the nearest is suggested.
+        LabError: the name is unknown; the message suggests the nearest one.
     """
     if name not in SHAPES:
         raise unknown_name("model", name, NAMES)

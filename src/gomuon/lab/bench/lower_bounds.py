@@ -1,0 +1,152 @@
+"""The least time a step can take: polar factors, maps, roots and moments only, divided by cores.
+
+Polar factors are timed on a run's own sources, because the time of an exact one depends on their
+condition number; the time of products and eigendecompositions does not. Elementwise work, memory
+beyond the caches and threads that wait for each other are left out. No arrangement of the same
+operations can be faster than this.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gomuon import GoMuon
+from gomuon.costs import captured, map_work, maps_work, moment_work, units_of
+from gomuon.functional import polar
+from gomuon.functional.oracle import preconditioned
+from gomuon.inventory import inventory, readings
+from gomuon.lab.bench.interleaving import Runner
+from gomuon.lab.bench.workloads import Workload
+from gomuon.lab.machine import on_threads
+from gomuon.operations import Operation, Product, Work
+from gomuon.stacks import Stack
+
+Seconds = Mapping[str, float]  # of one core, by kind of work
+# Kind of polar factor -> the arm whose sources are used: M of Muon, P_B M P_A of Go-MUON.
+SOURCES = {"polar": "muon", "whitened": "go-muon-4"}
+REPEATS, ENOUGH = 5, 0.5  # the best of 5 calls, or of as many as fit into half a second
+
+
+def measure(workload: Workload, runners: Mapping[str, Runner]) -> dict[str, float]:
+    """Seconds of one core for each kind of work; each distinct operation is timed once.
+
+    Polar factors are left out if their arm is not among the runners.
+    """
+    found = {kind: sources(runners[arm]) for kind, arm in SOURCES.items() if arm in runners}
+    with on_threads(1):
+        known: dict[tuple[object, ...], float] = {}
+        return {
+            **{kind: _polar_seconds(stacks) for kind, stacks in found.items()},
+            **{kind: _seconds(work, known) for kind, work in parts(workload).items()},
+        }
+
+
+def sources(runner: Runner) -> list[Tensor]:
+    """The matrices whose polar factors one more step computes: a tensor [b, m, n] per shape."""
+    seen: list[Tensor] = []
+
+    def observe(stack: Stack, source: Tensor, _: Tensor) -> None:
+        seen.append(preconditioned(source, stack.map("left_map"), stack.map("right_map")).clone())
+
+    optimizer: Any = runner.stepper
+    stop = optimizer.add_observer(observe)
+    runner.timed_step()
+    stop()
+    return seen
+
+
+def parts(workload: Workload) -> dict[str, Work]:
+    """The products and decompositions of a Go-MUON step, without the polar factors."""
+    model, settings = workload.make(), GoMuon.recipe.defaults
+    seen = readings(_Trained(model, workload), torch.empty(0))
+    layers = inventory(model, GoMuon.recipe, settings, seen).layers
+    work: dict[str, Work] = {"maps": [], "roots": [], "moments": []}
+    for unit in units_of(layers, "GoMuon"):
+        for layer in unit:
+            work["maps"] += 2 * maps_work(layer, *captured(layer, "GoMuon", settings))
+        work["roots"] += map_work(unit, "GoMuon", settings)
+        work["moments"] += moment_work(unit, "GoMuon", settings)
+    return work
+
+
+def least(seconds: Seconds, arm: str, quantity: str, threads: int) -> float | None:
+    """The least seconds of a step of Muon or Go-MUON; for "whole", of its hooks and its step.
+
+    None for other arms and quantities, and if the polar factors were not timed.
+    """
+    name, _, interval = arm.rpartition("-")
+    kind = {"muon": "polar", "go-muon": "whitened"}.get(name or arm)
+    if quantity not in ("step", "whole") or kind not in seconds:
+        return None
+    if kind == "polar":
+        return seconds["polar"] / threads
+    renewed = seconds["roots"] + (seconds["moments"] if quantity == "whole" else 0.0)
+    return (seconds["whitened"] + seconds["maps"] + renewed / int(interval)) / threads
+
+
+class _Trained(nn.Module):
+    """A model that is called the way its workload calls it."""
+
+    def __init__(self, model: nn.Module, workload: Workload) -> None:
+        super().__init__()
+        self.model, self.workload = model, workload
+
+    def forward(self, _: Tensor) -> Tensor:
+        return self.workload.loss(self.model, self.workload.batches[0])
+
+
+def _polar_seconds(stacks: Sequence[Tensor]) -> float:
+    """Matrix by matrix or a whole stack in one call, whichever is faster."""
+
+    def taken(X: Tensor) -> float:
+        return _best(partial(polar, X, "auto"))
+
+    return sum(min(taken(stack), sum(taken(X) for X in stack)) for stack in stacks)
+
+
+def _seconds(work: Sequence[Operation], known: dict[tuple[object, ...], float]) -> float:
+    total = 0.0
+    for operation in work:
+        one = _one(operation)
+        if one not in known:
+            known[one] = _timed(one)
+        total += operation.count * known[one]
+    return total
+
+
+def _one(operation: Operation) -> tuple[object, ...]:
+    if isinstance(operation, Product):
+        return "product", operation.m, operation.k, operation.n
+    return operation.routine, operation.m, operation.n
+
+
+def _timed(one: tuple[object, ...]) -> float:
+    generator = torch.Generator().manual_seed(0)
+
+    def random(*shape: object) -> Tensor:
+        return torch.randn(*shape, generator=generator)  # type: ignore[call-overload]
+
+    kind, m, *others = one
+    if kind == "product":
+        k, n = others
+        A, B = random(m, k), random(k, n)
+        return _best(lambda: A @ B)
+    S = random(m, m)
+    S = S @ S.mT
+    return _best(lambda: torch.linalg.eigh(S))
+
+
+def _best(call: Callable[[], object]) -> float:
+    call()
+    taken: list[float] = []
+    while len(taken) < REPEATS and (not taken or sum(taken) < ENOUGH):
+        begun = time.perf_counter()
+        call()
+        taken.append(time.perf_counter() - begun)
+    return min(taken)

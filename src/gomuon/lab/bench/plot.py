@@ -1,0 +1,148 @@
+"""The plot of a benchmark: a row per optimizer, a column per model, and the growth below."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullLocator,
+)
+
+from gomuon.lab import files
+from gomuon.lab.bench.tables import against_passes, number
+from gomuon.lab.report.svg import Style, label, render_svg
+
+NAME = "bench"
+OURS = "gomuon"
+
+
+def write(result: Mapping[str, Any], folder: Path) -> None:
+    """Write bench.svg and bench-dark.svg, for light and dark pages."""
+    works = {n: w for n, w in result["workloads"].items() if _measured(w)}
+    growth = result["scaling"]
+    if not works and not growth:
+        return
+    names = _arms(works)
+
+    def draw_on(figure: Figure, style: Style) -> None:
+        heights = ([0.55 + 0.24 * len(names)] if works else []) + ([2.4] if growth else [])
+        rows = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+        if works:
+            grid = rows[0].subplots(1, len(works), sharey=True, squeeze=False)[0]
+            for axes, (key, work) in zip(grid, works.items(), strict=True):
+                _times(axes, key, work, names, style)
+                axes.set_xlim(_decades(works, names))
+            rows[0].supxlabel("times forward + backward", fontsize=8)
+            rows[0].legend(*grid[0].get_legend_handles_labels(), loc="outside upper left", ncols=2)
+        if growth:
+            grid = rows[-1].subplots(1, len(growth), squeeze=False)[0]
+            for axes, (axis, found) in zip(grid, growth.items(), strict=True):
+                _growth(axes, axis, found, style)
+
+    height = 1.1 + 0.26 * len(names) + (2.6 if growth else 0)
+    for ending, dark in (("", False), ("-dark", True)):
+        _write(
+            folder / f"{NAME}{ending}.svg", render_svg(draw_on, Style(wide=True, dark=dark), height)
+        )
+
+
+def _write(path: Path, text: str) -> None:
+    files.write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
+
+
+def _measured(work: Mapping[str, Any]) -> bool:
+    return any(against_passes(work, arm, "step") is not None for arm in work["arms"])
+
+
+def _arms(works: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """Title and package of every arm that was measured anywhere, in order of appearance."""
+    return {
+        name: (entry["title"], entry["package"])
+        for work in works.values()
+        for name, entry in work["arms"].items()
+        if "step" in entry
+    }
+
+
+def _decades(works: Mapping[str, Any], names: Iterable[str]) -> tuple[float, float]:
+    """The same axis for all models: whole powers of ten around everything drawn."""
+    found = [
+        against_passes(work, name, quantity)
+        for work in works.values()
+        for name in names
+        for quantity in ("step", "whole")
+    ]
+    logs = [math.log10(value[0]) for value in found if value is not None and value[0] > 0]
+    return 10.0 ** math.floor(min(logs)), 10.0 ** math.ceil(max(logs))
+
+
+def _times(
+    axes: Axes,
+    title: str,
+    work: Mapping[str, Any],
+    names: Mapping[str, tuple[str, str]],
+    style: Style,
+) -> None:
+    """The step as a full dot, the whole step as a ring, on one logarithmic axis."""
+    for row, (name, (_, package)) in enumerate(names.items()):
+        color = style.color(0 if package == OURS else 1)
+        for quantity, shown, fill in (
+            ("whole", "whole step", "none"),
+            ("step", "optimizer step", color),
+        ):
+            found = against_passes(work, name, quantity)
+            if found is None or found[0] <= 0:
+                continue
+            axes.errorbar(
+                found[0],
+                row,
+                xerr=found[1],
+                fmt="o",
+                ms=5,
+                color=color,
+                mec=color,
+                mfc=fill,
+                label=shown if row == 0 else None,
+            )
+    axes.axvline(1, color=style.ink, lw=0.8)
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(numticks=5))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.set_yticks(range(len(names)), [label(shown, 50) for shown, _ in names.values()])
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(labelsize=7)
+    axes.set_title(label(title, 20), fontsize=9, loc="left")
+
+
+def _growth(axes: Axes, axis: str, found: Mapping[str, Any], style: Style) -> None:
+    sizes = found["sizes"]
+    drawn = [entry for entry in found["arms"].values() if "step" in entry]
+    highest = [1.0]
+    for index, entry in enumerate(drawn):
+        first = entry["step"][0]
+        factors = [seconds / first for seconds in entry["step"]]
+        highest += factors
+        shown = f"{label(entry['title'])}: {entry['exponent']:.2f}"
+        axes.plot(sizes, factors, "o-", ms=4, color=style.color(index), label=shown)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.xaxis.set_major_locator(FixedLocator(sizes))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(MaxNLocator(5) if max(highest) < 10 else LogLocator(numticks=5))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"×{number(y)}"))
+    axes.tick_params(labelsize=7)
+    axes.set_xlabel(axis, fontsize=8)
+    axes.set_title(f"step over {axis} {sizes[0]}; exponent", fontsize=9, loc="left")
+    axes.legend(fontsize=7)

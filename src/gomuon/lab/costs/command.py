@@ -1,0 +1,112 @@
+"""The command `gomuon plan`."""
+
+from __future__ import annotations
+
+import json as jsons
+import sys
+from typing import Annotated, get_args
+
+import tyro
+
+from gomuon.functional.polar import PolarMethod
+from gomuon.lab.costs import planned_model, scaling_page
+from gomuon.lab.costs.comparison import ACCELERATOR_POLAR, OPTIMIZERS, compare_costs
+from gomuon.lab.costs.tables import print_comparison
+from gomuon.lab.errors import LabError, unknown_name
+from gomuon.lab.flags import NO_DEFAULT_SHOWN, Flag, OptionalInt, OptionalPath, OptionalText
+from gomuon.lab.input_checks import require_whole
+from gomuon.lab.terminal import SafeConsole
+from gomuon.traffic import Mesh
+
+
+def plan(
+    name: Annotated[
+        str, tyro.conf.Positional, tyro.conf.arg(metavar="[NAME]"), NO_DEFAULT_SHOWN
+    ] = "",
+    /,
+    model: OptionalText = "",
+    input: OptionalText = "",
+    ranks: int = 1,
+    shards: int = 1,
+    replicate: Flag = False,
+    optimizers: str = OPTIMIZERS,
+    refresh_every: OptionalInt = None,
+    token_stride: OptionalInt = None,
+    tokens: OptionalInt = None,
+    dtype: str = "float32",
+    polar: str = ACCELERATOR_POLAR,
+    owners: Flag = False,
+    json: Flag = False,
+    markdown: OptionalPath = None,
+) -> None:
+    """Estimate what a method costs on a model and many ranks: memory, FLOPs, bytes sent, owners.
+
+    Nothing is trained and no weights are allocated: models are built on the meta device. Each
+    matrix has one owner among the ranks, which keeps its state and computes its step; see
+    docs/scaling.md.
+
+    Args:
+        name: character (the paper's model), gpt2-124m, gpt2-medium, gpt2-xl, llama-7b, llama-8b or
+            llama-70b.
+        model: Your own model instead: package.module:function, which returns a torch module.
+        input: Shape of an input of --model, such as 1,1024. One forward pass on the meta device
+            then finds the layers that share an input. Without it none do.
+        ranks: Number of ranks.
+        shards: Ranks that hold one copy of the model together: 1 for DDP, all ranks for FSDP2.
+        replicate: Every rank computes every step; there are no owners.
+        optimizers: Names separated by commas, of go-muon, go-muon-input, muon, shampoo, kfac and
+            adamw.
+        refresh_every: K, for every method that has one. Default: the method's own.
+        token_stride: Use only every n-th position for statistics.
+        tokens: Tokens (or images) per rank and step. Default: those of the named model.
+        dtype: Of weights and gradients: float32, bfloat16, float16 or float64.
+        polar: Method for polar factors; the default is the one for accelerators.
+        owners: Show all owners, not only the first eight.
+        json: Print everything as JSON.
+        markdown: Write the tables of docs/scaling.md into this page, between its markers.
+    """
+    if markdown is not None:
+        scaling_page.write(markdown)
+        return
+    for flag, value in (
+        ("ranks", ranks),
+        ("shards", shards),
+        ("refresh-every", refresh_every),
+        ("token-stride", token_stride),
+        ("tokens", tokens),
+    ):
+        if value is not None:
+            require_whole(f"--{flag}", value)
+    if ranks % shards:
+        raise LabError(f"--ranks ({ranks}) must be a multiple of --shards ({shards})")
+    if replicate and shards > 1:
+        raise LabError(
+            f"--replicate needs --shards 1, not {shards}: every rank must have the whole model"
+        )
+    methods = [method for method in get_args(PolarMethod) if method != "auto"]
+    if polar not in methods:
+        raise unknown_name("polar method", polar, methods)
+    if bool(name) == bool(model):
+        raise LabError(
+            "give one model: a name such as gpt2-124m, or --model package.module:function"
+        )
+    if input and not model:
+        raise LabError(f"--input {input!r} needs --model; {name!r} has its own input")
+    planned = (
+        planned_model.users_model(model, input, tokens, dtype)
+        if model
+        else planned_model.published_model(name, tokens, dtype)
+    )
+    figures = compare_costs(
+        planned,
+        Mesh(ranks // shards, shards),
+        optimizers,
+        replicate=replicate,
+        refresh_every=refresh_every,
+        token_stride=token_stride,
+        polar=polar,
+    )
+    if json:
+        sys.stdout.write(jsons.dumps(figures.as_dict(), indent=2) + "\n")
+    else:
+        print_comparison(figures, SafeConsole(), owners)

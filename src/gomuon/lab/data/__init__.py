@@ -1,0 +1,1 @@
+"""The texts that the character models are trained on: found, downloaded and verified."""

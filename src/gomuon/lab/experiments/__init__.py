@@ -1,0 +1,1 @@
+"""What is trained and compared: models, tasks, optimizers, and plans declared beforehand."""

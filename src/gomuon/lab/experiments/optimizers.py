@@ -1,0 +1,165 @@
+"""Optimizers by command-line name: how each is built, and its default rate."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+import gomuon
+from gomuon.lab.errors import LabError, unknown_name
+from gomuon.lab.experiments.models import Attention
+from gomuon.layers import LayerSpec
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.recipes import RECIPES, Recipe
+from gomuon.telemetry import Alignment
+
+ADAMW = "adamw"
+ADAMW_BETAS = (0.9, 0.95)
+ADAMW_RATE = 3e-3
+# The paper's polar factor, which completes the null space; all campaigns in results/ used it.
+POLAR = "svd"
+
+# Peak matrix rates of tasks for which the recipe's default is not suitable.
+RATES: dict[str, dict[str, float]] = {"grokking": {"muon": 0.16, ADAMW: 1e-2}}
+
+
+@dataclass(frozen=True)
+class OptimizerEntry:
+    """An optimizer with a name on the command line.
+
+    Attributes:
+        recipe: of the gomuon class.
+        title: used in tables and plots.
+        options: settings in which a variant differs from its recipe.
+        per_head: {pattern of parameters: "rows" or "columns", the side that is split into heads}.
+        base: the name whose default rate a variant uses; "" for a recipe itself.
+    """
+
+    recipe: Recipe
+    title: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    per_head: Mapping[str, str] = field(default_factory=dict)
+    base: str = ""
+
+
+def command_name(name: str) -> str:
+    """The command-line name of a class: kfac-muon for KFACMuon, muon-qk for MuonQK."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "-", name).lower()
+
+
+TITLES = {"GoMuon": "Go-MUON"}
+VARIANTS: dict[str, OptimizerEntry] = {
+    "go-muon-input": OptimizerEntry(
+        RECIPES["GoMuon"], "Go-MUON input only", options={"alpha": (0.0, 0.25)}, base="go-muon"
+    ),
+    "go-muon-output": OptimizerEntry(
+        RECIPES["GoMuon"], "Go-MUON output only", options={"alpha": (0.25, 0.0)}, base="go-muon"
+    ),
+    "muon-heads": OptimizerEntry(
+        RECIPES["Muon"],
+        "Muon per head",
+        per_head={"*.attention.[qkv].weight": "rows", "*.attention.o.weight": "columns"},
+        base="muon",
+    ),
+}
+ENTRIES: dict[str, OptimizerEntry] = {
+    **{
+        command_name(name): OptimizerEntry(recipe, TITLES.get(name, name))
+        for name, recipe in RECIPES.items()
+    },
+    **VARIANTS,
+}
+
+
+def names() -> list[str]:
+    """All names that `gomuon race` accepts."""
+    return [ADAMW, *ENTRIES]
+
+
+def find(name: str) -> OptimizerEntry | None:
+    """The optimizer of a name; None for torch's AdamW.
+
+    Raises:
+        LabError: the name is unknown; the message suggests the nearest one.
+    """
+    if name == ADAMW:
+        return None
+    if name not in ENTRIES:
+        raise unknown_name("optimizer", name, names())
+    return ENTRIES[name]
+
+
+def title(name: str) -> str:
+    """The title of an optimizer in tables and plots."""
+    entry = find(name)
+    return "AdamW" if entry is None else entry.title
+
+
+def has_momentum(name: str) -> bool:
+    entry = find(name)
+    return entry is not None and "momentum" in entry.recipe.defaults
+
+
+def refresh_interval(name: str, options: Mapping[str, Any]) -> int:
+    """Steps between two refreshes of the geometry; 1 for an optimizer without one."""
+    entry = find(name)
+    settings = {} if entry is None else {**entry.recipe.defaults, **entry.options}
+    return int({**settings, **options}.get("refresh_every", 1))
+
+
+def default_rate(name: str, task: str) -> float:
+    """The peak matrix rate if none is given."""
+    entry = find(name)
+    rates = RATES.get(task, {})
+    if entry is None:
+        return rates.get(ADAMW, ADAMW_RATE)
+    rate: float = rates.get(entry.base or name, entry.recipe.defaults["lr"])
+    return rate
+
+
+def build(
+    name: str, model: nn.Module, lr: float, adamw_lr: float, options: dict[str, Any]
+) -> torch.optim.Optimizer:
+    """The optimizer of a run.
+
+    Args:
+        name: one of ``names()``.
+        model: its matrices get ``lr``; AdamW updates all other parameters with ``adamw_lr``.
+        lr: peak rate of the matrices; with "adamw", of the whole model.
+        adamw_lr: peak rate of everything else.
+        options: further keywords of the optimizer, such as ``refresh_every``.
+    """
+    entry = find(name)
+    try:
+        if entry is None:
+            return torch.optim.AdamW(
+                model.parameters(), lr=lr, **{"betas": ADAMW_BETAS, "weight_decay": 0.0, **options}
+            )
+        kind: type[MatrixOptimizer] = getattr(gomuon, entry.recipe.name)
+        named = {"polar": POLAR} if "polar" in entry.recipe.defaults else {}
+        settings = {**named, **entry.options, **options}
+        if entry.per_head:
+            settings["specs"] = head_specs(entry.per_head, model)
+        adamw = {"lr": adamw_lr, "betas": ADAMW_BETAS, "weight_decay": 0.0}
+        return kind(model, lr=lr, adamw=adamw, **settings)
+    except (TypeError, ValueError) as error:
+        raise LabError(f"invalid settings of optimizer {name!r}: {error}") from error
+
+
+def head_specs(per_head: Mapping[str, str], model: nn.Module) -> dict[str, LayerSpec]:
+    """Specs that split matrices into the heads of the model's attention."""
+    heads = next((part.heads for part in model.modules() if isinstance(part, Attention)), None)
+    if heads is None:
+        raise ValueError("the model has no Attention module, so its number of heads is unknown")
+    cuts = {"rows": LayerSpec(heads=heads), "columns": LayerSpec(input_heads=heads)}
+    return {pattern: cuts[side] for pattern, side in per_head.items()}
+
+
+def watch_alignment(optimizer: torch.optim.Optimizer) -> Alignment | None:
+    """Counts updates of a gomuon optimizer against their source or gradient; None for AdamW."""
+    return Alignment(optimizer) if isinstance(optimizer, MatrixOptimizer) else None

@@ -1,0 +1,19 @@
+"""Learning-rate schedules as lists: one multiplier of the peak rate per update."""
+
+from __future__ import annotations
+
+import math
+
+WARMUP_STEPS = 50
+
+
+def cosine(steps: int) -> list[float]:
+    """A cosine from 1 at the first update to 0 at the last, without warm-up."""
+    if steps == 1:
+        return [1.0]
+    return [0.5 * (1 + math.cos(math.pi * t / (steps - 1))) for t in range(steps)]
+
+
+def warmup_then_constant(steps: int, warmup: int = WARMUP_STEPS) -> list[float]:
+    """A linear rise over the first updates, then constant."""
+    return [min(1.0, (t + 1) / warmup) for t in range(steps)]

@@ -1,0 +1,221 @@
+"""The tasks of a run: character models of two corpora, and modular addition.
+
+A task determines all that two paired arms must share: the initial parameters, the sequence of
+minibatches and the schedule. All of it follows from the seed and does not depend on the optimizer.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gomuon.lab import machine
+from gomuon.lab.data import corpora
+from gomuon.lab.errors import LabError, unknown_name
+from gomuon.lab.experiments import schedules
+from gomuon.lab.experiments.models import CharacterModel, ModularAdditionModel
+from gomuon.lab.experiments.run_config import RunConfig
+
+# Defaults of `race`: the paper's shapes, and a smaller modulus.
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "ptb": {"steps": 1000, "adamw_lr": 3e-3},
+    "shakespeare": {"steps": 1000, "adamw_lr": 3e-3},
+    "grokking": {"steps": 350, "adamw_lr": 1e-2, "modulus": 59, "width": 64, "hidden": 192},
+}
+
+
+class Task(Protocol):
+    """The task of one run; all its random numbers come from the run's seed."""
+
+    def model(self) -> nn.Module:
+        """The model with its initial parameters."""
+        ...
+
+    def multipliers(self) -> list[float]:
+        """The schedule, one multiplier per update."""
+        ...
+
+    def fingerprints(self) -> dict[str, Any]:
+        """What is hashed to prove that two runs have the same minibatches, corpus and model."""
+        ...
+
+    def loss(self, model: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+        """The loss before update ``step`` (from 1), and further values to record."""
+        ...
+
+    def evaluate(self, model: nn.Module, step: int) -> dict[str, float]:
+        """Values to record after update ``step``; empty if no evaluation is due."""
+        ...
+
+
+class CharacterTask:
+    """Next-character prediction on random sequences of a corpus's training text."""
+
+    def __init__(self, config: RunConfig, data_dir: str | Path | None = None) -> None:
+        self.config = config
+        self.corpus = corpora.load(config.task, data_dir)
+        room = len(self.corpus.tokens) - config.length
+        if room < 1:
+            raise LabError(
+                f"length {config.length} is too long for {config.task}, "
+                f"which has {len(self.corpus.tokens)} characters"
+            )
+        generator = torch.Generator().manual_seed(config.seed)
+        # One row per update, so that a shorter run sees the first batches of a longer one.
+        self.offsets = torch.randint(room, (config.steps, config.batch), generator=generator)
+        self.positions = torch.arange(config.length + 1)
+
+    def model(self) -> nn.Module:
+        return CharacterModel(
+            len(self.corpus.vocabulary),
+            **_shape(self.config),
+            generator=torch.Generator().manual_seed(self.config.seed),
+        )
+
+    def multipliers(self) -> list[float]:
+        return schedules.cosine(self.config.steps)
+
+    def fingerprints(self) -> dict[str, Any]:
+        return {
+            "stream": self.offsets,
+            "corpus": self.corpus.sha256,
+            "model": {
+                "kind": "character",
+                "vocabulary": len(self.corpus.vocabulary),
+                "length": self.config.length,
+                **_shape(self.config),
+            },
+        }
+
+    def loss(self, model: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+        windows = self.corpus.tokens[self.offsets[step - 1].unsqueeze(1) + self.positions]
+        logits = model(windows[:, :-1])
+        return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()), {}
+
+    def evaluate(self, model: nn.Module, step: int) -> dict[str, float]:
+        return {}
+
+
+class ModularAdditionTask:
+    """a + b mod p, trained on half of all pairs in one batch, tested on the other half."""
+
+    def __init__(self, config: RunConfig, data_dir: str | Path | None = None) -> None:
+        if config.modulus < 2:
+            raise LabError(f"modulus must be at least 2, not {config.modulus}")
+        self.config = config
+        numbers = torch.arange(config.modulus)
+        pairs = torch.cartesian_prod(numbers, numbers)
+        generator = torch.Generator().manual_seed(config.seed)
+        order = torch.randperm(len(pairs), generator=generator)
+        self.chosen = order[: len(pairs) // 2]  # rounded down, as in the paper
+        self.train, self.test = pairs[self.chosen], pairs[order[len(pairs) // 2 :]]
+
+    def model(self) -> nn.Module:
+        return ModularAdditionModel(
+            self.config.modulus,
+            **_shape(self.config),
+            generator=torch.Generator().manual_seed(self.config.seed),
+        )
+
+    def multipliers(self) -> list[float]:
+        return schedules.warmup_then_constant(self.config.steps)
+
+    def fingerprints(self) -> dict[str, Any]:
+        return {
+            "stream": self.chosen,  # the one batch of every update, in its order
+            "corpus": {"modulus": self.config.modulus, "train": sorted(self.chosen.tolist())},
+            "model": {
+                "kind": "modular addition",
+                "modulus": self.config.modulus,
+                **_shape(self.config),
+            },
+        }
+
+    def loss(self, model: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+        logits, sums = model(self.train), self._sums(self.train)
+        return F.cross_entropy(logits, sums), {"train_accuracy": _accuracy(logits, sums)}
+
+    def evaluate(self, model: nn.Module, step: int) -> dict[str, float]:
+        if step % self.config.evaluate_every:
+            return {}
+        with torch.no_grad():
+            return {"test_accuracy": _accuracy(model(self.test), self._sums(self.test))}
+
+    def _sums(self, pairs: Tensor) -> Tensor:
+        return pairs.sum(dim=1) % self.config.modulus
+
+
+TASKS: dict[str, type[CharacterTask] | type[ModularAdditionTask]] = {
+    "ptb": CharacterTask,
+    "shakespeare": CharacterTask,
+    "grokking": ModularAdditionTask,
+}
+
+
+def check_name(name: str) -> str:
+    if name not in TASKS:
+        raise unknown_name("task", name, TASKS)
+    return name
+
+
+def build(config: RunConfig, data_dir: str | Path | None = None) -> Task:
+    """The task of a run.
+
+    Raises:
+        LabError: the task is unknown, its corpus is not available, or a number does not fit.
+    """
+    kind = TASKS[check_name(config.task)]
+    _require_memory(config)
+    return kind(config, data_dir)
+
+
+def _require_memory(config: RunConfig) -> None:
+    """Refuse a run that cannot fit into memory, before anything is allocated."""
+    least, there = least_bytes(config), machine.memory()
+    if least > there:
+        raise LabError(
+            f"one update would need more than {least / 1e9:,.0f} GB of memory, and this machine "
+            f"has {there / 1e9:,.0f} GB; give a smaller width, hidden, layers, modulus, length, "
+            "batch or number of steps"
+        )
+
+
+def least_bytes(config: RunConfig) -> int:
+    """A lower bound of the memory of one update, computed from the shapes."""
+    if config.task == "grokking":
+        examples, positions, symbols = config.modulus**2 // 2, 3, config.modulus
+        logits, stream = examples * symbols, config.modulus**2
+    else:
+        examples, positions = config.batch, config.length
+        logits, stream = examples * positions, config.steps * config.batch
+        symbols = 1  # the corpus is not read yet
+    layer = config.width * (4 * config.width + 3 * config.hidden)
+    weights = config.layers * layer + symbols * config.width
+    kept = examples * positions * config.layers * (4 * config.width + 3 * config.hidden)
+    # Weights, gradients and momentum; activations for the backward pass; int64 indices; and the
+    # schedule as a list.
+    return 4 * (3 * weights + kept + logits) + 8 * stream + 32 * config.steps
+
+
+def build_model(task: Task) -> nn.Module:
+    """The task's model; a shape that does not fit becomes a LabError."""
+    try:
+        return task.model()
+    except (
+        ValueError,
+        RuntimeError,
+        MemoryError,
+    ) as error:  # no memory: RuntimeError
+        raise LabError(f"this model cannot be built: {error}") from error
+
+
+def _shape(config: RunConfig) -> dict[str, int]:
+    return {name: getattr(config, name) for name in ("width", "layers", "heads", "hidden")}
+
+
+def _accuracy(logits: Tensor, targets: Tensor) -> float:
+    return (logits.detach().argmax(dim=1) == targets).double().mean().item()

@@ -1,0 +1,74 @@
+"""Numbers and lists as text: fixed decimals, a real minus sign, a dash for missing values."""
+
+from __future__ import annotations
+
+import math
+
+ABSENT = "–"
+
+
+def loss(value: float | None) -> str:
+    if value is None:
+        return ABSENT
+    return f"{value:.5f}" if math.isfinite(value) else "diverged"
+
+
+def signed(value: float, decimals: int = 5) -> str:
+    if not math.isfinite(value):
+        return ABSENT
+    return f"{value:+.{decimals}f}".replace("-", "−")
+
+
+def percent(value: float, decimals: int = 2) -> str:
+    """A fraction such as -0.0038 as a signed percentage."""
+    return f"{signed(100 * value, decimals)} %" if math.isfinite(value) else ABSENT
+
+
+def accuracy(share: float | None, decimals: int = 1) -> str:
+    return ABSENT if share is None else f"{100 * share:.{decimals}f} %"
+
+
+def interval(low: float, high: float, decimals: int = 5) -> str:
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return ABSENT
+    return f"{signed(low, decimals)} to {signed(high, decimals)}"
+
+
+def step(value: int | float | None) -> str:
+    return ABSENT if value is None or not math.isfinite(value) else f"{value:,.0f}"
+
+
+def ratio(value: float) -> str:
+    return f"{value:.3f}×" if math.isfinite(value) else ABSENT
+
+
+def rate(value: float | None) -> str:
+    return "not yet selected" if value is None else f"{value:g}"
+
+
+def window(bounds: tuple[int, int]) -> str:
+    return f"{bounds[0]}–{bounds[1]}"
+
+
+def listing(items: list[str]) -> str:
+    """Joined as in "a, b and c"."""
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def many(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def seeds(values: tuple[int, ...]) -> str:
+    return f"{'seed' if len(values) == 1 else 'seeds'} {listing([str(v) for v in values])}"
+
+
+def duration(seconds: float | None) -> str:
+    """Such as 1 h 05 min, 3 min 20 s or 12 s."""
+    if seconds is None:
+        return "some time"
+    whole = max(0, round(seconds))
+    hours, minutes = whole // 3600, whole % 3600 // 60
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {whole % 60:02d} s" if minutes else f"{whole} s"

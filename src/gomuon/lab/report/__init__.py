@@ -1,0 +1,1 @@
+"""What a person reads: report.html and report.md, terminal tables, plots and docs/methods.md."""

@@ -1,0 +1,109 @@
+"""docs/methods.md: all methods, from the same recipes as `gomuon methods`."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Iterator
+
+from gomuon.lab.experiments.optimizers import VARIANTS, OptimizerEntry, command_name
+from gomuon.lab.report.markdown import escape
+from gomuon.lab.report.terminal_methods import AXES, axes, blocks, docstring
+from gomuon.recipes import RECIPES, Recipe
+
+CODE_WIDTH = 96
+INTRODUCTION = """\
+# Methods
+
+Made by `make docs` from the table of recipes in `src/gomuon/recipes.py`; change it there.
+
+All methods share one step and differ in three choices: where the geometry comes from, how it is
+used, and when it is refreshed. G is the gradient of a weight W [m, n], M its momentum, M̂ the source
+of the update (M itself, or Nesterov's look-ahead), D the direction, and polar(X) the factor UVᵀ of
+X = USVᵀ. `gomuon race` and `gomuon tune` use the names in the second column."""
+
+
+def markdown() -> str:
+    """The whole document."""
+    parts = [INTRODUCTION, _table()]
+    parts += [_section(recipe) for recipe in RECIPES.values()]
+    parts.append("## Variants")
+    parts.append("Further names of the lab; each is one of the methods above with other settings.")
+    parts.append("\n".join(f"- {_code(name)}: {_variant(v)}" for name, v in VARIANTS.items()))
+    return "\n\n".join(parts) + "\n"
+
+
+def _table() -> str:
+    heads = ["method", "name", *AXES[:-1], "default lr", AXES[-1]]
+    lines = [_row(heads), _row(["---"] * len(heads))]
+    for recipe in RECIPES.values():
+        *middle, origin = (escape(value) for value in axes(recipe))
+        link = f"[{escape(recipe.name)}](#{recipe.name.lower()})"
+        rate = f"{recipe.defaults['lr']:g}"
+        lines.append(_row([link, _code(command_name(recipe.name)), *middle, rate, origin]))
+    return "\n".join(lines)
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _section(recipe: Recipe) -> str:
+    geometry, formula, clock, origin = axes(recipe)
+    call = f"{recipe.name}(model, {_settings(recipe)})"
+    code = textwrap.fill(call, CODE_WIDTH, subsequent_indent=" " * (len(recipe.name) + 1))
+    facts = [
+        f"- {AXES[0]}: {escape(geometry)}",
+        f"- {AXES[2]}: {escape(clock)}",
+        f"- {AXES[3]}: {escape(origin)}",
+    ]
+    parts = [f"## {escape(recipe.name)}", *_description(recipe)]
+    parts += [_verbatim(formula), "\n".join(facts), f"```python\n{code}\n```"]
+    return "\n\n".join(parts)
+
+
+def _settings(recipe: Recipe) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in recipe.defaults.items())
+
+
+def _description(recipe: Recipe) -> Iterator[str]:
+    """The text and formulas of the class's docstring, up to its arguments."""
+    code: list[str] = []
+    for block in [*blocks(docstring(recipe)), "Args:"]:
+        if not isinstance(block, str):
+            code += block
+            continue
+        formulas = textwrap.dedent("\n".join(code)).strip("\n")
+        if formulas:
+            yield _verbatim(formulas)
+        code = []
+        if block == "Args:":
+            return
+        yield _prose(re.sub("::$", ":", block))
+
+
+def _prose(text: str) -> str:
+    """An escaped paragraph; names in backticks stay code."""
+    parts = re.split(r"(`[^`]+`)", text)
+    return "".join(part if part.startswith("`") else escape_inside(part) for part in parts)
+
+
+def escape_inside(text: str) -> str:
+    """Escape a part of a line; keep the spaces at its start and end."""
+    lead, tail = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :]
+    return f"{lead}{escape(text)}{tail}" if text.strip() else text
+
+
+def _verbatim(text: str) -> str:
+    """An indented block, which needs no escaping."""
+    return textwrap.indent(text, "    ")
+
+
+def _code(text: str) -> str:
+    return f"`{text}`"
+
+
+def _variant(entry: OptimizerEntry) -> str:
+    parts = [_code(f"{name}={value!r}") for name, value in entry.options.items()]
+    parts += [f"{_code(p)} split into heads by {side}" for p, side in entry.per_head.items()]
+    return f"{escape(entry.recipe.name)} with {', '.join(parts)}"

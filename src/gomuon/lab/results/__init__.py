@@ -1,0 +1,1 @@
+"""Read runs and campaigns back from disk, and compute what they show."""

@@ -1,0 +1,1 @@
+"""Carry out a plan: train runs in worker processes, save checkpoints, continue after a stop."""

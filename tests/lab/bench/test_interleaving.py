@@ -1,0 +1,182 @@
+"""Taking turns, means over whole cycles, and bytes, with a clock that is made up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gomuon
+from gomuon.lab.bench.growth import power_law
+from gomuon.lab.bench.interleaving import Runner, interleave, mean_over_cycles, turns
+from gomuon.lab.bench.memory import held_bytes, peak_bytes
+from gomuon.lab.bench.workloads import Workload
+from gomuon.lab.errors import LabError
+
+
+class Clock:
+    """Time that passes only when someone works."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.log: list[str] = []
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Worker:
+    """An optimizer whose steps take the seconds they are told to, in turn."""
+
+    def __init__(self, clock: Clock, name: str, *seconds: float) -> None:
+        self.clock, self.name, self.seconds, self.made = clock, name, seconds, 0
+
+    def step(self) -> None:
+        self.clock.log.append(self.name)
+        self.clock.now += self.seconds[self.made % len(self.seconds)]
+        self.made += 1
+
+    def zero_grad(self) -> None:
+        pass
+
+
+def runner(clock: Clock, worker: Worker, interval: int = 1, passes: float = 10.0) -> Runner:
+    model = nn.Linear(2, 1)
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        clock.now += passes
+        out: Tensor = model(batch[0])
+        return out.sum()
+
+    batches = ((torch.ones(3, 2), torch.ones(3)),)
+    work = Workload("made", "made", lambda: model, batches, loss, {})
+    return Runner(model, worker, work, interval, clock)
+
+
+def test_a_timed_step_tells_the_passes_from_the_step_and_drops_gradients() -> None:
+    clock = Clock()
+    one = runner(clock, Worker(clock, "one", 3.0))
+    time = one.timed_step()
+    assert (time.forward_backward, time.step, time.whole) == (10.0, 3.0, 13.0)
+    assert all(p.grad is None for p in one.model.parameters())
+
+
+def test_warmup_is_not_measured_and_everyone_makes_every_step() -> None:
+    clock = Clock()
+    workers = {"a": Worker(clock, "a", 100.0, *[1.0] * 9), "b": Worker(clock, "b", 2.0)}
+    runners = {name: runner(clock, worker) for name, worker in workers.items()}
+    step_times, failed = interleave(runners, warmup=1, steps=4)
+    assert [one.step for one in step_times["a"]] == [1.0] * 4
+    assert [one.step for one in step_times["b"]] == [2.0] * 4
+    assert not failed
+    rounds = [clock.log[i : i + 2] for i in range(0, len(clock.log), 2)]
+    assert all(sorted(names) == ["a", "b"] for names in rounds), "step by step, not arm by arm"
+
+
+def test_nobody_always_goes_first_or_after_the_same_one() -> None:
+    names = ["a", "b", "c", "d"]
+    orders = [turns(names, step) for step in range(8)]
+    assert {order[0] for order in orders} == set(names)
+    before = {(x, y) for order in orders for x, y in pairwise(order)}
+    assert all((x, y) in before and (y, x) in before for x, y in before)
+
+
+def test_a_mean_covers_whole_cycles_only() -> None:
+    # A refresh of 9 every fourth step; the first two steps do not fill a cycle.
+    values = [1.0, 1.0, 9.0, 1.0, 1.0, 1.0, 9.0, 1.0, 1.0, 1.0]
+    mean = mean_over_cycles(values, 4)
+    assert mean == (3.0, 0.0, 2)
+    assert mean_over_cycles([2.0, 4.0, 6.0], 1).error == pytest.approx(2 / math.sqrt(3) / 4)
+    assert mean_over_cycles([2.0, 4.0], 2) == (3.0, None, 1)
+    assert mean_over_cycles([2.0, 4.0], 1000) == (3.0, None, 0), "no whole cycle, and it says so"
+    with pytest.raises(LabError, match="nothing was measured"):
+        mean_over_cycles([], 1)
+
+
+def test_one_that_fails_leaves_with_its_reason_and_the_rest_goes_on() -> None:
+    clock = Clock()
+
+    class Broken(Worker):
+        def step(self) -> None:
+            super().step()
+            if self.made == 3:
+                raise RuntimeError("no such\noperator")
+
+    runners = {
+        "good": runner(clock, Worker(clock, "good", 1.0)),
+        "bad": runner(clock, Broken(clock, "bad", 1.0)),
+    }
+    step_times, failed = interleave(runners, warmup=1, steps=4)
+    assert failed == {"bad": "RuntimeError: no such operator"}
+    assert list(step_times) == ["good"]
+    assert len(step_times["good"]) == 4
+
+
+def test_a_slow_one_sits_out_after_a_whole_cycle_unless_exempt() -> None:
+    clock = Clock()
+    names = ("quick", "slow", "slow, K = 4", "slow but exempt")
+    intervals = (1, 1, 4, 1)
+    runners = {
+        name: runner(clock, Worker(clock, name, 1.0 if name == "quick" else 50.0), interval)
+        for name, interval in zip(names, intervals, strict=True)
+    }
+    step_times, _ = interleave(
+        runners, warmup=1, steps=8, allowance=100.0, exempt=["slow but exempt"]
+    )
+    assert [len(step_times[name]) for name in names] == [8, 2, 4, 8]
+
+
+def test_exponents_are_those_of_a_power_law() -> None:
+    slope, error = power_law({size: 7.0 * size**2.5 for size in (128, 256, 512, 1024)})
+    assert slope == pytest.approx(2.5)
+    assert error == pytest.approx(0.0, abs=1e-9)
+    slope, error = power_law({1: 1.0, 2: 8.0})
+    assert slope == pytest.approx(3.0)
+    assert error is None
+
+
+def test_bytes_held_count_a_storage_once_and_leave_out_what_is_not_the_optimizers() -> None:
+    class Kept:
+        __slots__ = ("tensor",)
+
+        def __init__(self, tensor: Tensor) -> None:
+            self.tensor = tensor
+
+    parameter, buffer = torch.ones(100), torch.ones(10)
+    holder = {
+        "views": [buffer, buffer[:3], buffer.view(2, 5)],
+        "inside": (Kept(torch.ones(5, dtype=torch.float64)),),
+        "model": nn.Linear(50, 50),
+        parameter: parameter[:10],
+    }
+    assert held_bytes(holder, [parameter]) == 4 * 10 + 8 * 5
+
+
+def test_a_peak_misses_nothing_that_threads_would_allocate() -> None:
+    """Records are of one thread; a step that shares out its matrices must not look lighter."""
+    X = torch.randn(8, 64, 64)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        shared = peak_bytes(lambda: gomuon.functional.polar(X))
+        assert torch.get_num_threads() == 2
+        torch.set_num_threads(1)
+        assert shared == peak_bytes(lambda: gomuon.functional.polar(X))
+    finally:
+        torch.set_num_threads(before)
+    assert shared >= X.nbytes
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_peaks_are_of_what_is_alive_together(count: int) -> None:
+    def work() -> None:
+        alive = [torch.empty(1000) for _ in range(count)]
+        del alive
+        torch.empty(1000)
+
+    first: Callable[[], object] = work
+    assert peak_bytes(first) == count * 4000

@@ -1,0 +1,1 @@
+"""What only this repository needs; nothing here is in the wheel."""

@@ -1,0 +1,46 @@
+"""The campaigns that the page shows: the folder of each, and what its plan must declare."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gomuon.lab.errors import unknown_name
+
+TASKS = {"ptb": "Penn Treebank", "shakespeare": "Tiny Shakespeare", "grokking": "modular addition"}
+
+
+@dataclass(frozen=True)
+class ExpectedCampaign:
+    """A folder under ``results/`` and the experiment and task its plan.json must declare."""
+
+    folder: str
+    experiment: str
+    task: str
+
+
+PAPER = ("ptb", "shakespeare", "grokking", "mapback", "lazy")
+ON_PTB = ("mapback", "lazy")
+CORPORA = ("ptb", "shakespeare")
+CAMPAIGNS: dict[str, ExpectedCampaign] = {
+    campaign.folder: campaign
+    for campaign in (
+        *(ExpectedCampaign(name, name, "ptb" if name in ON_PTB else name) for name in PAPER),
+        *(ExpectedCampaign(f"tune-{task}", "tune", task) for task in TASKS),
+        *(ExpectedCampaign(f"race-{task}", "race", task) for task in TASKS),
+        ExpectedCampaign("ablations", "ablations", "ptb"),
+        ExpectedCampaign("adamw-rate", "adamw-rate", "grokking"),
+        *(ExpectedCampaign(f"muon-rate-{task}", f"muon-rate-{task}", task) for task in CORPORA),
+        ExpectedCampaign("null-space", "null-space", "ptb"),
+    )
+}
+
+
+def find(folder: str) -> ExpectedCampaign:
+    """The campaign that belongs in this folder of ``results/``.
+
+    Raises:
+        LabError: the page shows no such campaign; the nearest name is suggested.
+    """
+    if folder not in CAMPAIGNS:
+        raise unknown_name("campaign", folder, CAMPAIGNS)
+    return CAMPAIGNS[folder]

@@ -1,0 +1,1 @@
+"""The sections of docs/reproduction.md: one module each, Markdown blocks out."""
