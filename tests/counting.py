@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from gomuon.operations import Decomposition, Operation, Product
-from gomuon.stacks import Stack
+from gomuon.methods.work import Decomposition, Operation, Product
+from gomuon.parameters.stacks import Stack
 
 Calls = Counter[tuple[str, int, int]]
 

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from gomuon.agreement import (
+from gomuon.distributed.agreement import (
     first_difference,
     lengths_and_sums,
     missing_gradient,
     settings_of,
     unlike_gradients,
 )
-from gomuon.ranks import checksum
+from gomuon.distributed.ranks import checksum
 
 
 class Odd:

@@ -10,10 +10,10 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gomuon import GoMuon
-from gomuon.capture import Capture, Statistics
-from gomuon.groups import watched_modules
+from gomuon.capture.model import Capture, watched_modules
 from gomuon.lab.bench.memory import peak_bytes
-from gomuon.readers import Sampling
+from gomuon.moments import Statistics
+from gomuon.parameters.rows import Sampling
 from tests.models import language_loss, mlp, transformer
 
 

@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 import gomuon
 from gomuon import LayerSpec
-from gomuon.costs import (
+from gomuon.functional import polar
+from gomuon.functional.linalg import symmetric_product, working_dtype
+from gomuon.functional.polar_factor import PolarMethod
+from gomuon.lab.costs.footprint import adamw_bytes, unit_elements
+from gomuon.lab.costs.inventory import Inventory, inventory, readings
+from gomuon.lab.costs.work import (
     METHODS,
     map_work,
     moment_work,
@@ -18,15 +23,9 @@ from gomuon.costs import (
     step_work,
     units_of,
 )
-from gomuon.footprint import adamw_bytes, unit_elements
-from gomuon.functional import polar
-from gomuon.functional.polar import PolarMethod
-from gomuon.functional.products import symmetric_product
-from gomuon.inventory import Inventory, inventory, readings
-from gomuon.operations import Product, Work, flops, polar_work, symmetric
+from gomuon.methods.work import Product, Work, flops, polar_work, symmetric
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.probes import working_dtype
-from gomuon.stacks import Stack
+from gomuon.parameters.stacks import Stack
 from tests.counting import counted, kept_bytes, predicted
 from tests.models import language_loss, transformer
 

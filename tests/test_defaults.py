@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gomuon import GoMuon
-from gomuon.axes import kl_clip
+from gomuon.methods.stations import kl_clip
 from tests.models import language_loss, mlp
 from tests.test_every_recipe import EVERY_RECIPE, assert_equal, biased_transformer, make
 

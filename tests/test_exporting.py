@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from gomuon import GoMuon
-from gomuon.capture import LayerHook, Statistics
+from gomuon.capture.hooks import LayerHook
+from gomuon.moments import Statistics
 from tests.models import mlp, train, transformer
 from tests.versions import SAYS_THAT_IT_EXPORTS
 

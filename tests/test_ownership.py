@@ -7,15 +7,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gomuon.ownership import Unit, assign, imbalance, loads, owners_of, siblings
-from gomuon.traffic import (
-    Mesh,
-    replicated_bytes,
-    shard_rows,
-    status_bytes,
-    step_bytes,
-    wrapper_bytes,
-)
+from gomuon.distributed.assignment import Unit, assign, imbalance, loads, owners_of, siblings
+from gomuon.distributed.shards import shard_rows
+from gomuon.lab.costs.traffic import Mesh, replicated_bytes, status_bytes, step_bytes, wrapper_bytes
 
 COSTS = st.lists(st.integers(0, 10**6).map(float), max_size=40)
 RANKS = st.integers(1, 12)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gomuon import GoMuon
-from gomuon.readers import LinearReader, Sampling, reader_for
+from gomuon.parameters.rows import LinearReader, Sampling, reader_for
 
 CONVOLUTIONS = [
     (nn.Conv1d(4, 6, 3), (2, 4, 9)),

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import gomuon
-from gomuon.geometry.gradients import ridge_roots, trace_normalised_roots
+from gomuon.methods.mousse import trace_normalised_roots
+from gomuon.methods.shampoo import ridge_roots
 from gomuon.optimizer import MatrixOptimizer
 from tests import references
 from tests.references.data import ROWS, SHAPES, flat, layer, learn, relative_error, rows

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gomuon import GoMuon
-from gomuon.routing import RoutingTable, route
+from gomuon.parameters.routing import RoutingTable, route
 from tests.models import mlp, transformer
 
 

@@ -12,8 +12,8 @@ from torch import nn
 from torch._dynamo.utils import counters
 
 from gomuon import GoMuon, Muon
+from gomuon.capture.hooks import Wrapping
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.wrapping import Wrapping
 from tests.models import mlp, train, transformer
 
 

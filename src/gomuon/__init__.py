@@ -3,13 +3,31 @@
 optimizer = gomuon.GoMuon(model, lr=0.08)
 """
 
+# ruff: noqa: I001 (methods stand in the order of the paper's table, and so do all tables of them)
 from gomuon import functional as functional
-from gomuon import methods as _methods
 from gomuon.errors import DecompositionError as DecompositionError
 from gomuon.errors import GeometryWarning as GeometryWarning
 from gomuon.errors import NonFiniteGradientError as NonFiniteGradientError
 from gomuon.errors import RankError as RankError
-from gomuon.methods import *  # noqa: F403
+
+from gomuon.methods.muon import Muon as Muon
+from gomuon.methods.kfac import KFAC as KFAC
+from gomuon.methods.shampoo import Shampoo as Shampoo
+from gomuon.methods.soap import SOAP as SOAP
+from gomuon.methods.mousse import Mousse as Mousse
+from gomuon.methods.fismo import FISMO as FISMO
+from gomuon.methods.go_muon import GoMuon as GoMuon
+from gomuon.methods.newton_muon import NewtonMuon as NewtonMuon
+from gomuon.methods.muon_squared import MuonSquared as MuonSquared
+from gomuon.methods.malt import MALT as MALT
+from gomuon.methods.muon_plus import MuonPlus as MuonPlus
+from gomuon.methods.muon_eq import MuonEq as MuonEq
+from gomuon.methods.scion import Scion as Scion
+from gomuon.methods.kfac_muon import KFACMuon as KFACMuon
+from gomuon.methods.muon_qk import MuonQK as MuonQK
+from gomuon.methods.halfspace import Halfspace as Halfspace
+
+from gomuon.methods.registry import METHODS as _METHODS
 from gomuon.optimizer import MatrixOptimizer as MatrixOptimizer
 from gomuon.parameters.specs import LayerSpec as LayerSpec
 
@@ -22,11 +40,10 @@ __all__ = [
     "MatrixOptimizer",
     "NonFiniteGradientError",
     "RankError",
-    "__version__",
     "functional",
-    *_methods.__all__,
+    *_METHODS,
 ]
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, "__version__"])

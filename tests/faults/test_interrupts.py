@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from gomuon import GoMuon, Muon
 from gomuon.functional import polar
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.stacks import Stack
+from gomuon.parameters.stacks import Stack
 from tests.faults.campaign import module_of
 from tests.faults.interrupts import KINDS, interrupted, operations, places, quiet
 from tests.models import language_loss, train, transformer

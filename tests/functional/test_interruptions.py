@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from gomuon.functional import spreading
-from gomuon.functional.crew import Crew, Work
-from gomuon.functional.spreading import concurrently, cores_for_workers, spread
+from gomuon.threads.pool import Crew, Work
+from gomuon.threads.spreading import concurrently, cores_for_workers, spread
 from tests.functional.processes import run_script
 
 pytestmark = pytest.mark.usefixtures("two_threads")

@@ -18,7 +18,7 @@ from gomuon.functional import (
     theory,
     weighted_norm,
 )
-from gomuon.functional.polar import PolarMethod
+from gomuon.functional.polar_factor import PolarMethod
 from tests.functional.matrices import (
     Problem,
     condition,

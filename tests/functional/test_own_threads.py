@@ -9,8 +9,8 @@ import torch
 
 from gomuon import GoMuon
 from gomuon.functional import own_threads, spreading
-from gomuon.functional.own_threads import OwnThreads, settable
-from gomuon.functional.spreading import concurrently, cores_for_workers, spread
+from gomuon.threads.pool import OwnThreads, settable
+from gomuon.threads.spreading import concurrently, cores_for_workers, spread
 from tests.functional.births import OF_THE_USER, numbers
 from tests.functional.processes import run_script
 from tests.models import mlp

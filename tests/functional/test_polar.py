@@ -10,7 +10,7 @@ from hypothesis import given
 from torch import Tensor
 
 from gomuon.functional import polar
-from gomuon.functional.polar import PolarMethod, _null_below, _polar_express
+from gomuon.functional.polar_factor import PolarMethod, _null_below, _polar_express
 from tests.functional.matrices import (
     condition,
     distance,

@@ -13,7 +13,7 @@ from gomuon import KFAC, GoMuon, Muon
 from gomuon.errors import DecompositionError
 from gomuon.functional import inverse_root, polar
 from gomuon.functional.linalg import decompose
-from gomuon.functional.spreading import concurrently, cores_for_workers, spread
+from gomuon.threads.spreading import concurrently, cores_for_workers, spread
 from tests.models import mlp
 
 pytestmark = pytest.mark.usefixtures("two_threads")

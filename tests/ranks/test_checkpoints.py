@@ -12,8 +12,8 @@ from torch.distributed.checkpoint import state_dict as dsd
 from torch.distributed.tensor import DTensor
 
 from gomuon import KFAC, GoMuon
+from gomuon.distributed.owned import OwnedLayer
 from gomuon.errors import GeometryWarning
-from gomuon.exchange import OwnedLayer
 from gomuon.optimizer import MatrixOptimizer
 from tests.models import transformer
 from tests.ranks.launcher import Place, launch

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from gomuon import KFAC, GoMuon, MuonQK
-from gomuon.functional.polar import PolarMethod
+from gomuon.functional.polar_factor import PolarMethod
 from gomuon.optimizer import MatrixOptimizer
 from tests.models import SYMBOLS, transformer
 from tests.ranks.launcher import Place, launch

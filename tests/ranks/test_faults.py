@@ -15,8 +15,8 @@ from torch.distributed import checkpoint as dcp
 
 from gomuon import GoMuon, exchange
 from gomuon.errors import GeometryWarning, NonFiniteGradientError, RankError
-from gomuon.holdings import local
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.sharding import local
 from tests.models import tokens, transformer
 from tests.ranks.launcher import Place, launch
 from tests.ranks.test_checkpoints import load, made, states, uninterrupted

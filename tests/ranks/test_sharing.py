@@ -8,7 +8,7 @@ from torch import nn
 
 from gomuon import GoMuon
 from gomuon.lab.experiments.models import CharacterModel
-from gomuon.operations import Decomposition
+from gomuon.methods.work import Decomposition
 from gomuon.optimizer import MatrixOptimizer
 from tests.counting import counted
 from tests.models import SYMBOLS, tokens

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from gomuon.lab.costs import planned_model
 from gomuon.lab.costs.estimate import RankLayout, estimate_cost
 from gomuon.lab.costs.published_models import CONFIGURATIONS
+from gomuon.lab.costs.traffic import Mesh
 from gomuon.lab.experiments import optimizers
-from gomuon.traffic import Mesh
 from tests.ranks.launcher import Place, launch
 from tests.ranks.worlds import wrapped
 

@@ -11,8 +11,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-from gomuon.holdings import whole
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.sharding import whole
 from tests.models import tokens, transformer
 from tests.ranks.launcher import Place
 

@@ -18,8 +18,8 @@ from gomuon.lab.costs import planned_model, scaling_page
 from gomuon.lab.costs.estimate import RankLayout, estimate_cost
 from gomuon.lab.costs.published_models import CONFIGURATIONS
 from gomuon.lab.costs.tables import human
+from gomuon.lab.costs.traffic import Mesh, status_bytes
 from gomuon.lab.experiments import optimizers
-from gomuon.traffic import Mesh, status_bytes
 from tests.counting import counted, kept_bytes
 from tests.lab.test_cli import refused
 

@@ -14,7 +14,7 @@ from gomuon.lab import cli
 from gomuon.lab.experiments.optimizers import ENTRIES, command_name
 from gomuon.lab.report import terminal_methods
 from gomuon.lab.report.methods_page import markdown
-from gomuon.recipes import RECIPES
+from gomuon.methods.registry import RECIPES
 from tests.lab.test_cli import refused
 
 DOCS = Path(__file__).parents[3] / "docs" / "methods.md"

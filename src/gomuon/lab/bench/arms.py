@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import gomuon
 from gomuon.lab.bench.newton_schulz import NewtonSchulzMuon
 from gomuon.lab.bench.plain_loop import plain_go_muon, plain_muon
-from gomuon.recipes import RECIPES
-from gomuon.routing import route
+from gomuon.methods.registry import METHODS
+from gomuon.parameters.routing import route
 
 RATE = 1e-3
 REFERENCE = "adamw"  # its model has no hooks: its forward and backward time is the unit
@@ -113,7 +113,7 @@ def linear_only(make: Callable[[nn.Module], Stepper]) -> Callable[[nn.Module], S
 
 
 def recipe_arm(name: str, title: str, arm: str = "", **options: Any) -> BenchArm:
-    settings = {**RECIPES[name].defaults, **options}
+    settings = {**METHODS[name].recipe.defaults, **options}
     clocks = [settings.get(key, 1) for key in ("statistics_every", "refresh_every")]
     return BenchArm(
         arm or name.lower(), title, "gomuon", math.lcm(*clocks), gomuon_optimizer(name, **options)

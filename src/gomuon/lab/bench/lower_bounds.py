@@ -17,15 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from gomuon import GoMuon
-from gomuon.costs import captured, map_work, maps_work, moment_work, units_of
 from gomuon.functional import polar
 from gomuon.functional.oracle import preconditioned
-from gomuon.inventory import inventory, readings
 from gomuon.lab.bench.interleaving import Runner
 from gomuon.lab.bench.workloads import Workload
+from gomuon.lab.costs.inventory import inventory, readings
+from gomuon.lab.costs.work import captured, map_work, maps_work, moment_work, units_of
 from gomuon.lab.machine import on_threads
-from gomuon.operations import Operation, Product, Work
-from gomuon.stacks import Stack
+from gomuon.methods.work import Operation, Product, Work
+from gomuon.parameters.stacks import Stack
 
 Seconds = Mapping[str, float]  # of one core, by kind of work
 # Kind of polar factor -> the arm whose sources are used: M of Muon, P_B M P_A of Go-MUON.

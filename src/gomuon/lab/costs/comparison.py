@@ -8,9 +8,9 @@ from typing import Any
 
 from gomuon.lab.costs.estimate import CostEstimate, RankLayout, estimate_cost
 from gomuon.lab.costs.planned_model import PlannedModel
+from gomuon.lab.costs.traffic import Mesh, wrapper_bytes
 from gomuon.lab.errors import LabError
-from gomuon.routing import route
-from gomuon.traffic import Mesh, wrapper_bytes
+from gomuon.parameters.routing import route
 
 OPTIMIZERS = "go-muon,muon,shampoo,kfac"
 ACCELERATOR_POLAR = "polar-express"  # what polar="auto" uses on accelerators

@@ -8,7 +8,12 @@ from typing import Any
 
 from torch import nn
 
-from gomuon.costs import (
+from gomuon.distributed.assignment import Unit, imbalance, loads, owners_of
+from gomuon.lab.costs.footprint import adamw_bytes, unit_elements
+from gomuon.lab.costs.inventory import Inventory, inventory
+from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
+from gomuon.lab.costs.traffic import Mesh, held_elements, replicated_bytes, step_bytes
+from gomuon.lab.costs.work import (
     METHODS,
     MatrixLayer,
     map_work,
@@ -18,14 +23,9 @@ from gomuon.costs import (
     step_work,
     units_of,
 )
-from gomuon.footprint import adamw_bytes, unit_elements
-from gomuon.inventory import Inventory, inventory
-from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers
-from gomuon.operations import flops
-from gomuon.ownership import Unit, imbalance, loads, owners_of
-from gomuon.traffic import Mesh, held_elements, replicated_bytes, step_bytes
+from gomuon.methods.work import flops
 
 
 @dataclass(frozen=True)

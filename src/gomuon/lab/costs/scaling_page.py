@@ -8,10 +8,10 @@ from pathlib import Path
 from gomuon.lab.costs import planned_model
 from gomuon.lab.costs.comparison import compare_costs
 from gomuon.lab.costs.tables import cost_rows, heading, notes
+from gomuon.lab.costs.traffic import Mesh
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments.optimizers import title
 from gomuon.lab.files import write_atomically
-from gomuon.traffic import Mesh
 
 BEGIN = "<!-- figures: made by make docs -->"
 END = "<!-- end of figures -->"

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-import gomuon
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.experiments.models import Attention
-from gomuon.layers import LayerSpec
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.registry import METHODS
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.recipes import RECIPES, Recipe
+from gomuon.parameters.specs import LayerSpec
 from gomuon.telemetry import Alignment
 
 ADAMW = "adamw"
@@ -55,13 +55,19 @@ def command_name(name: str) -> str:
 TITLES = {"GoMuon": "Go-MUON"}
 VARIANTS: dict[str, OptimizerEntry] = {
     "go-muon-input": OptimizerEntry(
-        RECIPES["GoMuon"], "Go-MUON input only", options={"alpha": (0.0, 0.25)}, base="go-muon"
+        METHODS["GoMuon"].recipe,
+        "Go-MUON input only",
+        options={"alpha": (0.0, 0.25)},
+        base="go-muon",
     ),
     "go-muon-output": OptimizerEntry(
-        RECIPES["GoMuon"], "Go-MUON output only", options={"alpha": (0.25, 0.0)}, base="go-muon"
+        METHODS["GoMuon"].recipe,
+        "Go-MUON output only",
+        options={"alpha": (0.25, 0.0)},
+        base="go-muon",
     ),
     "muon-heads": OptimizerEntry(
-        RECIPES["Muon"],
+        METHODS["Muon"].recipe,
         "Muon per head",
         per_head={"*.attention.[qkv].weight": "rows", "*.attention.o.weight": "columns"},
         base="muon",
@@ -69,8 +75,8 @@ VARIANTS: dict[str, OptimizerEntry] = {
 }
 ENTRIES: dict[str, OptimizerEntry] = {
     **{
-        command_name(name): OptimizerEntry(recipe, TITLES.get(name, name))
-        for name, recipe in RECIPES.items()
+        command_name(name): OptimizerEntry(method.recipe, TITLES.get(name, name))
+        for name, method in METHODS.items()
     },
     **VARIANTS,
 }
@@ -140,7 +146,7 @@ def build(
             return torch.optim.AdamW(
                 model.parameters(), lr=lr, **{"betas": ADAMW_BETAS, "weight_decay": 0.0, **options}
             )
-        kind: type[MatrixOptimizer] = getattr(gomuon, entry.recipe.name)
+        kind = METHODS[entry.recipe.name]
         named = {"polar": POLAR} if "polar" in entry.recipe.defaults else {}
         settings = {**named, **entry.options, **options}
         if entry.per_head:

@@ -8,14 +8,15 @@ from collections.abc import Iterator
 
 from gomuon.lab.experiments.optimizers import VARIANTS, OptimizerEntry, command_name
 from gomuon.lab.report.markdown import escape
-from gomuon.lab.report.terminal_methods import AXES, axes, blocks, docstring
-from gomuon.recipes import RECIPES, Recipe
+from gomuon.lab.report.terminal_methods import AXES, axes, blocks, docstring, recipes
+from gomuon.methods.recipe import Recipe
 
 CODE_WIDTH = 96
 INTRODUCTION = """\
 # Methods
 
-Made by `make docs` from the table of recipes in `src/gomuon/recipes.py`; change it there.
+Made by `make docs` from the recipes in `src/gomuon/methods/`, one file for each method; change them
+there.
 
 All methods share one step and differ in three choices: where the geometry comes from, how it is
 used, and when it is refreshed. G is the gradient of a weight W [m, n], M its momentum, M̂ the source
@@ -26,7 +27,7 @@ X = USVᵀ. `gomuon race` and `gomuon tune` use the names in the second column."
 def markdown() -> str:
     """The whole document."""
     parts = [INTRODUCTION, _table()]
-    parts += [_section(recipe) for recipe in RECIPES.values()]
+    parts += [_section(recipe) for recipe in recipes()]
     parts.append("## Variants")
     parts.append("Further names of the lab; each is one of the methods above with other settings.")
     parts.append("\n".join(f"- {_code(name)}: {_variant(v)}" for name, v in VARIANTS.items()))
@@ -36,7 +37,7 @@ def markdown() -> str:
 def _table() -> str:
     heads = ["method", "name", *AXES[:-1], "default lr", AXES[-1]]
     lines = [_row(heads), _row(["---"] * len(heads))]
-    for recipe in RECIPES.values():
+    for recipe in recipes():
         *middle, origin = (escape(value) for value in axes(recipe))
         link = f"[{escape(recipe.name)}](#{recipe.name.lower()})"
         rate = f"{recipe.defaults['lr']:g}"

@@ -11,10 +11,11 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-import gomuon
+from gomuon.geometry.base import Geometry
 from gomuon.lab.errors import unknown_name
 from gomuon.lab.experiments.optimizers import ENTRIES, VARIANTS, OptimizerEntry, command_name
-from gomuon.recipes import RECIPES, Recipe
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.registry import METHODS
 
 # As in the paper's table of related work, with rate and origin added.
 AXES = ("statistical geometry", "matrix update", "curvature amortisation", "from")
@@ -24,12 +25,33 @@ WIDE = 116  # columns; a narrower terminal gets a list instead of a table
 def axes(recipe: Recipe) -> tuple[str, ...]:
     """The recipe's values of ``AXES``; each definition of a formula is on its own line."""
     formula = recipe.formula.replace(";  ", ";\n")
-    return recipe.geometry.description, formula, recipe.clock, recipe.origin
+    return recipe.geometry.description, formula, clock_in_words(recipe), recipe.origin
+
+
+def recipes() -> list[Recipe]:
+    """The recipes of all methods, in the registry's order."""
+    return [method.recipe for method in METHODS.values()]
+
+
+def clock_in_words(recipe: Recipe) -> str:
+    """When factors and maps are renewed, by the method's clock and default intervals."""
+    if type(recipe.geometry) is Geometry:
+        return "–"
+    statistics, maps = (
+        "every step" if every == 1 else f"every {every} steps"
+        for every in (
+            1 if name is None else recipe.defaults[name]
+            for name in (recipe.clock.statistics, recipe.clock.maps)
+        )
+    )
+    return (
+        f"factors and maps {maps}" if statistics == maps else f"factors {statistics}, maps {maps}"
+    )
 
 
 def print_table(console: Console) -> None:
-    """Print all recipes in the order of ``RECIPES``, then the lab's variants."""
-    rows = RECIPES.values()
+    """Print all recipes in the order of the registry, then the lab's variants."""
+    rows = recipes()
     console.print(_wide(rows) if console.width >= WIDE else _narrow(rows))
     for name, entry in VARIANTS.items():
         text = f"{name} is {entry.recipe.name} with {difference(entry)}."
@@ -111,7 +133,7 @@ def difference(entry: OptimizerEntry) -> str:
 
 
 def docstring(recipe: Recipe) -> str:
-    return inspect.getdoc(getattr(gomuon, recipe.name)) or ""
+    return inspect.getdoc(METHODS[recipe.name]) or ""
 
 
 def reflow(text: str, width: int) -> Iterator[str]:

@@ -9,8 +9,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gomuon.operations import Decomposition, Product, Work, polar_work, symmetric
-from gomuon.settings import sides
+from gomuon.geometry.captured import sides
+from gomuon.methods.work import Decomposition, Product, Work, polar_work, symmetric
 
 Settings = Mapping[str, Any]
 Tensors = tuple[tuple[int, int], ...]

@@ -7,12 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gomuon.costs import MatrixLayer, Settings
-from gomuon.groups import cut, joined_biases, layer_specs, watched_modules
-from gomuon.layers import PLAIN, Layer, LayerSpec
-from gomuon.readers import ConvReader, Reader, Sampling
-from gomuon.recipes import Recipe
-from gomuon.routing import Routes, RoutingTable, route
+from gomuon.capture.model import captured_modules
+from gomuon.lab.costs.work import MatrixLayer, Settings
+from gomuon.methods.recipe import Recipe
+from gomuon.parameters.routing import Routes, RoutingTable, route
+from gomuon.parameters.rows import ConvRows, Rows, Sampling
+from gomuon.parameters.specs import PLAIN, LayerSpec, cut, joined_biases, layer_specs
+from gomuon.parameters.stacks import Layer
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def inventory(
     def sampling(weight: Tensor) -> Sampling:
         return Sampling(ones=cuts.get(weight, PLAIN).bias is not None)
 
-    watched = watched_modules(model, sampling)
+    watched = captured_modules(model, sampling)
     layers = []
     for number, entry in enumerate(table.treated("matrix")):
         parameter = entry.parameter
@@ -72,12 +73,12 @@ def inventory(
         reads: Hashable | None = None
         uses = 1
         if parameter in watched:
-            readers = tuple(w.reader for w in watched[parameter])
+            readers = tuple(w.rows for w in watched[parameter])
             seen = Reading(number, 1) if readings is None else readings.get(parameter)
             if seen is not None:
                 # Whoever reads one tensor in two ways takes two moments of it.
                 reads, uses = (seen.what, readers), seen.rows
-        groups = parameter in watched and isinstance(watched[parameter][0].reader, ConvReader)
+        groups = parameter in watched and isinstance(watched[parameter][0].rows, ConvRows)
         shape = Layer(entry.name, parameter, {}, spec)
         tensors = [_rows(tensor) for tensor in (parameter, spec.bias) if tensor is not None]
         layers.append(
@@ -106,7 +107,7 @@ def readings(model: nn.Module, *inputs: Tensor) -> dict[Tensor, Reading]:
     calls: dict[Tensor, list[tuple[int, int]]] = {}
     rows: dict[Tensor, int] = {}
     handles = []
-    for weight, modules in watched_modules(model, lambda weight: Sampling()).items():
+    for weight, modules in captured_modules(model, lambda weight: Sampling()).items():
         for watched in modules:
 
             def note(
@@ -115,7 +116,7 @@ def readings(model: nn.Module, *inputs: Tensor) -> dict[Tensor, Reading]:
                 kwargs: dict[str, Any],
                 output: Tensor,
                 weight: Tensor = weight,
-                reader: Reader = watched.reader,
+                reader: Rows = watched.rows,
             ) -> None:
                 x: Tensor = args[0] if args else kwargs["input"]
                 alive.append(x)

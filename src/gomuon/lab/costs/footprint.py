@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gomuon.costs import METHODS, MatrixLayer, Settings, captured, first_of_their_cut
+from gomuon.lab.costs.work import METHODS, MatrixLayer, Settings, captured, first_of_their_cut
 
 STEP_BYTES = 4  # AdamW's own count of steps, one float32 for each parameter
 
