@@ -33,7 +33,7 @@ def assert_unchanged(before: tuple[Any, Any], model: nn.Module, optimizer: Matri
 
 def poison_statistics(optimizer: MatrixOptimizer, parameter: nn.Parameter) -> None:
     """NaN in one layer's captured moments, with every gradient finite."""
-    statistics = optimizer._captures[0].collect()[parameter]
+    statistics = optimizer._capture.groups[0].collect()[parameter]
     for moment in (statistics.inputs, statistics.gradients):
         assert moment is not None
         moment.total[0, 0] = torch.nan
@@ -348,7 +348,7 @@ def test_a_direction_that_is_not_finite_is_left_out_and_counted(
         return D
 
     with monkeypatch.context() as patched:
-        patched.setattr("gomuon.axes.polar", overflowing)
+        patched.setattr("gomuon.methods.stations.polar", overflowing)
         optimizer.step()
     moved = [not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)]
     assert moved == [True, False, True]

@@ -83,7 +83,7 @@ def test_a_refresh_under_checkpointing_costs_its_moments_and_no_activation() -> 
     without = cost()
     optimizer = GoMuon(model)
     refresh = cost()
-    statistics = optimizer._captures[0].collect().values()
+    statistics = optimizer._capture.groups[0].collect().values()
     moments = {id(m): m.total.nbytes for s in statistics for m in (s.inputs, s.gradients) if m}
     one_activation = 4096 * 8 * 8
     # At most the copy of one output, while it replaces the original.
@@ -148,7 +148,7 @@ def test_one_weight_in_two_modules_has_both_modules_statistics() -> None:
     optimizer = GoMuon(model)
     x = torch.randn(8, 5, dtype=torch.float64)
     model(x).sum().backward()
-    moment = optimizer._captures[0].collect()[model.a.weight].inputs
+    moment = optimizer._capture.groups[0].collect()[model.a.weight].inputs
     assert moment is not None
     hidden = torch.tanh(model.a(x)).detach()
     torch.testing.assert_close(moment.total, x.T @ x + hidden.T @ hidden)

@@ -206,7 +206,7 @@ def test_a_tensor_lr_is_the_same_lr(info: Any, bare: bool) -> None:
 def test_a_step_leaves_state_behind(info: Any, bare: bool) -> None:
     for one in problems(info, bare):
         one.train(1)
-        joined = {spec.bias for spec in one.optimizer._specs.values()}
+        joined = {spec.bias for spec in one.optimizer._layout.specs.values()}
         for p in one.parameters:
             tensors = [v for v in one.optimizer.state.get(p, {}).values() if isinstance(v, Tensor)]
             assert p in joined or tensors

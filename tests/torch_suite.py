@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau,
 
 import gomuon
 from gomuon.optimizer import MatrixOptimizer
+from tests.methods.test_every_method import RECIPES
 from tests.models import language_loss, mlp, transformer
-from tests.test_every_recipe import RECIPES
 
 
 def _helpers() -> Any:

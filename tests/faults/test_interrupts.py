@@ -47,7 +47,7 @@ def test_a_failed_steps_gradients_move_nothing_later(
         if where == "observer":
             patched.setattr(optimizer, "_observers", [stop])
         else:
-            patched.setattr("gomuon.axes.polar", stop)
+            patched.setattr("gomuon.methods.stations.polar", stop)
         with pytest.raises(stopped_by):
             optimizer.step()
     before = layer.weight.detach().clone()
@@ -80,4 +80,4 @@ def test_an_interrupted_step_is_not_counted() -> None:
 
 
 def refreshes(optimizer: MatrixOptimizer) -> bool:
-    return any(capture.window.open for capture in optimizer._captures)
+    return any(capture.shared.open for capture in optimizer._capture.groups)
