@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gomuon.lab.machine import facts, versions
 from tests.capture.test_accumulation import batches, in_halves_and_whole, loss_of
-from tests.methods.test_every_method import RECIPES
+from tests.methods.table import RECIPES
 
 RESULTS = Path("results/rounding/rounding.json")
 STEPS = 30

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from gomuon import GoMuon
 from gomuon.methods.kfac import kl_clip
-from tests.methods.test_every_method import EVERY_RECIPE, assert_equal, biased_transformer, make
+from tests.methods.table import EVERY_RECIPE, assert_equal, biased_transformer, make
 from tests.models import language_loss, mlp
 
 

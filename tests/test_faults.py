@@ -263,7 +263,7 @@ def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> Non
 def test_wrong_group_keys_are_named(settings: dict[str, Any], message: str) -> None:
     model = mlp(3, 4, 4, 2)
     parameters = list(model.parameters())
-    optimizer = Muon(parameters[:2])
+    optimizer = GoMuon(parameters[:2])
     with pytest.raises(ValueError, match=message):
         optimizer.add_param_group({"params": parameters[2:], **settings})
     assert len(optimizer.param_groups) == 1

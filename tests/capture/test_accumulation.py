@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gomuon import GoMuon
-from tests.methods.test_every_method import RECIPES, make
+from tests.methods.table import RECIPES, make
 from tests.models import SYMBOLS, transformer
 
 Micro = list[tuple[Tensor, Tensor]]

@@ -14,7 +14,7 @@ from torch import nn
 
 from gomuon.optimizer import MatrixOptimizer
 from tests.faults.checkpoints import same
-from tests.methods.test_every_method import make, saved
+from tests.methods.table import make, saved
 from tests.models import mlp
 
 Damage = Callable[[dict[str, Any]], None]

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from gomuon import GoMuon, LayerSpec, Muon
 from tests.checkpoints.test_damaged_checkpoints import assert_refused, learn, trained
 from tests.faults.checkpoints import same
-from tests.methods.test_every_method import make, saved
+from tests.methods.table import make, saved
 from tests.models import mlp
 
 

@@ -15,7 +15,7 @@ from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint import state_dict as dsd
 
 from gomuon.optimizer import MatrixOptimizer
-from tests.methods.test_every_method import (
+from tests.methods.table import (
     EVERY_RECIPE,
     assert_equal,
     biased_transformer,

@@ -18,7 +18,7 @@ from torch.distributed.checkpoint import state_dict as dsd
 import gomuon
 from gomuon.checkpoints import store
 from gomuon.optimizer import MatrixOptimizer
-from tests.methods.test_every_method import make, saved
+from tests.methods.table import make, saved
 from tests.models import mlp
 
 

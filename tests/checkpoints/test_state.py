@@ -1,10 +1,8 @@
 """Saving, loading, copying: training goes on as if nothing had happened."""
 
 import copy
-import io
 import pickle
 from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -13,98 +11,15 @@ from torch import Tensor, nn
 
 from gomuon import GeometryWarning, GoMuon, Halfspace, LayerSpec, Muon, MuonQK
 from gomuon.optimizer import MatrixOptimizer
-from tests.methods.test_every_method import EVERY_RECIPE, make
+from tests.methods.table import saved
 from tests.models import mlp, train, transformer
 
 METHODS: list[Callable[[nn.Module], MatrixOptimizer]] = [GoMuon, Muon, MuonQK, Halfspace]
 
 
-def saved(thing: Any) -> Any:
-    """Through a file that may hold tensors and numbers only."""
-    file = io.BytesIO()
-    torch.save(thing, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
 def assert_same(one: nn.Module, other: nn.Module) -> None:
     for (name, p), q in zip(one.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(p, q), name
-
-
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("phase", [1, 2, 3, 4])
-def test_resumes_bit_for_bit_at_every_phase_of_the_cycle(
-    method: Callable[[nn.Module], MatrixOptimizer], dtype: torch.dtype, phase: int
-) -> None:
-    model = transformer(dtype=dtype, layers=1)
-    optimizer = method(model)
-    train(model, optimizer, range(4 + phase))
-    weights, state = saved(model.state_dict()), saved(optimizer.state_dict())
-    train(model, optimizer, range(4 + phase, 14))
-
-    resumed = transformer(seed=9, dtype=dtype, layers=1)
-    resumed.load_state_dict(weights)
-    fresh = method(resumed)
-    fresh.load_state_dict(state)
-    train(resumed, fresh, range(4 + phase, 14))
-    assert_same(model, resumed)
-
-
-class OddShapes(nn.Module):
-    """Sides that no vector unit divides, single rows and columns, and a convolution in groups."""
-
-    def __init__(self, seed: int, dtype: torch.dtype) -> None:
-        super().__init__()
-        torch.manual_seed(seed)
-        self.conv = nn.Conv2d(2, 6, 3, groups=2)
-        sizes = (54, 7, 13, 7, 1, 5, 1, 5, 3)  # 7 × 54, 13 × 7, 7 × 13, 1 × 7, 5 × 1, 1 × 5, …
-        self.layers = nn.ModuleList(nn.Linear(n, m) for n, m in pairwise(sizes))
-        self.to(dtype)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = torch.tanh(self.conv(x)).flatten(1)
-        for layer in self.layers:
-            x = torch.tanh(layer(x))
-        return x
-
-
-def train_odd(model: nn.Module, optimizer: MatrixOptimizer, steps: range) -> None:
-    if not isinstance(model, OddShapes):
-        train(model, optimizer, steps)
-        return
-    for step in steps:
-        x = torch.randn(9, 2, 5, 5, generator=torch.Generator().manual_seed(step))
-        optimizer.zero_grad()
-        model(x.to(model.conv.weight.dtype)).square().mean().backward()
-        optimizer.step()
-
-
-@EVERY_RECIPE
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_method_resumes_bit_for_bit_with_odd_shapes(
-    method: str, settings: dict[str, Any], dtype: torch.dtype
-) -> None:
-    """Saved after every step of one clock cycle; what is kept has the layout it is loaded in."""
-
-    def new(seed: int) -> tuple[nn.Module, MatrixOptimizer]:
-        attends = method == "MuonQK"
-        model = transformer(seed, dtype, layers=1) if attends else OddShapes(seed, dtype)
-        return model, make(method, model, **settings)
-
-    model, optimizer = new(0)
-    files = []
-    for step in range(6):
-        train_odd(model, optimizer, range(step, step + 1))
-        files.append(saved((model.state_dict(), optimizer.state_dict())))
-    train_odd(model, optimizer, range(6, 12))
-    for step, (weights, state) in enumerate(files, 1):
-        resumed, fresh = new(9)
-        resumed.load_state_dict(weights)
-        fresh.load_state_dict(state)
-        train_odd(resumed, fresh, range(step, 12))
-        assert_same(model, resumed)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])

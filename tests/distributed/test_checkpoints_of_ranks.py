@@ -17,7 +17,7 @@ from gomuon.errors import GeometryWarning
 from gomuon.optimizer import MatrixOptimizer
 from tests.distributed.launcher import Place, launch
 from tests.distributed.worlds import Weights, assert_alike, distance, train, weights, wrapped
-from tests.methods.test_every_method import biased_transformer
+from tests.methods.table import biased_transformer
 from tests.models import transformer
 from tests.versions import ONE_PROCESS
 

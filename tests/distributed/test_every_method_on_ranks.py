@@ -10,7 +10,7 @@ from torch import nn
 from gomuon.optimizer import MatrixOptimizer
 from tests.distributed.launcher import Place, launch
 from tests.distributed.worlds import Weights, assert_alike, distance, run
-from tests.methods.test_every_method import RECIPES, biased_transformer, make
+from tests.methods.table import RECIPES, biased_transformer, make
 
 STEPS = 6  # more than an interval
 BUILD = partial(biased_transformer, 0, torch.float64)

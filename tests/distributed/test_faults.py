@@ -146,17 +146,17 @@ def failing_owner(place: Place, where: str) -> tuple[tuple[str, str], bool, floa
             raise MemoryError("there is none left")
         return recipe.direction(source, stack, group)
 
-    def before_it(geometry: Any, stacks: Any, group: Any) -> Any:
+    def observe(geometry: Any, due: Any, stacks: Any, group: Any) -> Any:
         if any(layer.name == MATRIX for stack in stacks for layer in stack.layers):
             raise MemoryError("there is none left")
-        return real(geometry, stacks, group)
+        return real(geometry, due, stacks, group)
 
     kind: Any = type(recipe.geometry)
-    real = kind.before
+    real = kind.observe
     if where == "geometry":
-        kind.before = before_it
+        kind.observe = observe
     else:
-        type(optimizer).recipe = dataclasses.replace(recipe, direction=direction)
+        optimizer._step.recipe = dataclasses.replace(recipe, direction=direction)
     begin = time.monotonic()
     told = raised(optimizer.step)
     took = time.monotonic() - begin

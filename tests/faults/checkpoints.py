@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from gomuon.errors import DecompositionError, NonFiniteGradientError
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.settings import ADAMW_DEFAULTS, check_settings
-from tests.methods.test_every_method import BAD, COMMON, OWN_BAD, RECIPES, make, saved
+from tests.methods.table import COMMON, RECIPES, make, saved, wrong_values
 from tests.models import train, transformer
 
 CASES = 1000
@@ -185,7 +185,7 @@ def hurt_settings(checkpoint: dict[str, Any], rng: random.Random) -> None:
     """A value that the constructor refuses."""
     method = checkpoint["method"]
     group = rng.choice(checkpoint["param_groups"])
-    wrong = {**BAD, **COMMON, **OWN_BAD.get(method, {}), "treatment": ["matrx", None, 3]}
+    wrong = {**wrong_values(method), **COMMON, "treatment": ["matrx", None, 3]}
     name = rng.choice([name for name in wrong if name in group])
     group[name] = rng.choice(wrong[name])
 

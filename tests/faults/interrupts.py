@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _len_torch_dispatch_
 
 import gomuon
 from gomuon.optimizer import MatrixOptimizer
-from tests.methods.test_every_method import RECIPES
+from tests.methods.table import RECIPES
 from tests.models import language_loss, train, transformer
 
 CASES = 24_000  # more than all steps have operations, so every one of them has its turn

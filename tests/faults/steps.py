@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import gomuon
 from gomuon import NonFiniteGradientError
 from gomuon.optimizer import MatrixOptimizer
-from tests.methods.test_every_method import RECIPES
+from tests.methods.table import RECIPES
 from tests.models import language_loss, transformer
 
 Fault = Callable[[Tensor], Tensor]

@@ -45,7 +45,7 @@ def test_a_failed_steps_gradients_move_nothing_later(
     layer.weight.grad = -torch.eye(4)
     with monkeypatch.context() as patched:
         if where == "observer":
-            patched.setattr(optimizer, "_observers", [stop])
+            patched.setattr(optimizer._step, "observers", [stop])
         else:
             patched.setattr("gomuon.methods.stations.polar", stop)
         with pytest.raises(stopped_by):

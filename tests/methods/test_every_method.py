@@ -1,105 +1,40 @@
 """What every method promises, whatever its formula: one table of methods, one list of promises."""
 
 import copy
-import inspect
-import io
 import re
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim import lr_scheduler as schedules
 
 import gomuon
+from gomuon.methods.registry import METHODS
 from gomuon.optimizer import MatrixOptimizer
 from tests.methods.references.data import ROWS, layer, learn, rows
+from tests.methods.table import (
+    COMMON,
+    EVERY_METHOD,
+    EVERY_RECIPE,
+    assert_equal,
+    make,
+    saved,
+    values,
+    wrong_values,
+)
 from tests.models import language_loss, mlp, tokens, train, transformer
 
-# (method, settings): clocks short enough to turn over, options that carry state of their own.
-RECIPES: list[tuple[str, dict[str, Any]]] = [
-    ("GoMuon", {}),
-    ("GoMuon", {"input_decay": 0.9, "shrinkage": {"damping": 0.1}}),
-    ("GoMuon", {"alpha": (0.0, 0.25), "geometry_decay": True, "weight_decay": 0.1}),
-    ("Muon", {}),
-    ("MuonQK", {}),
-    ("Halfspace", {"refresh_every": 4}),
-    ("KFAC", {"statistics_every": 3, "refresh_every": 4}),
-    ("Shampoo", {"statistics_every": 3, "refresh_every": 4, "block_size": 10}),
-    ("Shampoo", {"refresh_every": 4, "graft": "adagrad", "factor_decay": 1.0}),
-    ("SOAP", {"refresh_every": 4}),
-    ("Mousse", {"refresh_every": 4}),
-    ("FISMO", {}),
-    ("NewtonMuon", {"refresh_every": 4}),
-    ("MuonSquared", {}),
-    ("MALT", {}),
-    ("MuonPlus", {}),
-    ("MuonEq", {"equilibrate": "row_col"}),
-    ("Scion", {}),
-    ("Scion", {"constrained": True}),
-    ("KFACMuon", {"refresh_every": 4}),
-]
-EVERY_RECIPE = pytest.mark.parametrize(
-    ("method", "settings"), RECIPES, ids=["-".join((name, *keys)) for name, keys in RECIPES]
-)
-EVERY_METHOD = pytest.mark.parametrize("method", list(dict.fromkeys(name for name, _ in RECIPES)))
 
-
-def make(method: str, model: nn.Module, **settings: Any) -> MatrixOptimizer:
-    made = getattr(gomuon, method)(model, **settings)
-    assert isinstance(made, MatrixOptimizer)
-    return made
-
-
-def biased_transformer(seed: int, dtype: torch.dtype) -> nn.Module:
-    """One layer has a bias, which K-FAC joins to its weight."""
-    model = transformer(seed, dtype, layers=1)
-    up = model.trunk.blocks[0].get_submodule("mlp.up")
-    up.register_parameter(
-        "bias", nn.Parameter(torch.zeros(up.get_parameter("weight").shape[0]).to(dtype))
-    )
-    return model
-
-
-def saved(thing: Any) -> Any:
-    """Through a file that may hold tensors and numbers only."""
-    file = io.BytesIO()
-    torch.save(thing, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
-
-def assert_equal(one: nn.Module, other: nn.Module) -> None:
-    for (name, p), q in zip(one.named_parameters(), other.named_parameters(), strict=True):
-        assert torch.equal(p, q[1]), name
-
-
-def values(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def keywords(method: str) -> list[str]:
-    """A method's own, besides those all have."""
-    shown = inspect.signature(getattr(gomuon, method)).parameters.values()
-    every = [p.name for p in shown if p.kind != p.VAR_KEYWORD]
-    return [
-        name
-        for name in every
-        if name not in ("params", "routes", "specs", "process_group", *COMMON)
-    ]
-
-
-def test_the_table_is_complete() -> None:
-    public = {name: getattr(gomuon, name) for name in gomuon.__all__}
-    methods = {
-        name
-        for name, thing in public.items()
-        if isinstance(thing, type) and issubclass(thing, MatrixOptimizer)
-    }
-    assert methods - {"MatrixOptimizer"} == {name for name, _ in RECIPES}
+def test_all_methods_of_the_package_are_public() -> None:
+    inside = {name for name, method in METHODS.items() if method.__module__.startswith("gomuon.")}
+    assert inside <= set(gomuon.__all__)
+    assert all(getattr(gomuon, name) is METHODS[name] for name in inside)
+    assert all(name == method.__name__ for name, method in METHODS.items())
 
 
 @EVERY_RECIPE
@@ -114,23 +49,59 @@ def test_lowers_the_loss_by_its_matrices_alone(method: str, settings: dict[str, 
     assert moved == before.keys() - others
 
 
+class OddShapes(nn.Module):
+    """Sides that no vector unit divides, single rows and columns, and a convolution in groups."""
+
+    def __init__(self, seed: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.conv = nn.Conv2d(2, 6, 3, groups=2)
+        sizes = (54, 7, 13, 7, 1, 5, 1, 5, 3)  # 7 × 54, 13 × 7, 7 × 13, 1 × 7, 5 × 1, 1 × 5, …
+        self.layers = nn.ModuleList(nn.Linear(n, m) for n, m in pairwise(sizes))
+        self.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.conv(x)).flatten(1)
+        for linear in self.layers:
+            x = torch.tanh(linear(x))
+        return x
+
+
+def train_odd(model: nn.Module, optimizer: MatrixOptimizer, steps: range) -> None:
+    if not isinstance(model, OddShapes):
+        train(model, optimizer, steps)
+        return
+    for step in steps:
+        x = torch.randn(9, 2, 5, 5, generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        model(x.to(model.conv.weight.dtype)).square().mean().backward()
+        optimizer.step()
+
+
 @EVERY_RECIPE
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_resumes_bit_for_bit_in_mid_cycle(
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_resumes_bit_for_bit_after_every_step(
     method: str, settings: dict[str, Any], dtype: torch.dtype
 ) -> None:
-    model = biased_transformer(0, dtype)
-    optimizer = make(method, model, **settings)
-    train(model, optimizer, range(6))
-    weights, state = saved(model.state_dict()), saved(optimizer.state_dict())
-    train(model, optimizer, range(6, 14))
+    """Saved after every step of one clock cycle; state is loaded in the layout it is kept in."""
 
-    resumed = biased_transformer(9, dtype)
-    resumed.load_state_dict(weights)
-    other = make(method, resumed, **settings)
-    other.load_state_dict(state)
-    train(resumed, other, range(6, 14))
-    assert_equal(model, resumed)
+    def new(seed: int) -> tuple[nn.Module, MatrixOptimizer]:
+        attends = method == "MuonQK"
+        model = transformer(seed, dtype, layers=1) if attends else OddShapes(seed, dtype)
+        return model, make(method, model, **settings)
+
+    model, optimizer = new(0)
+    files = []
+    for step in range(6):
+        train_odd(model, optimizer, range(step, step + 1))
+        files.append(saved((model.state_dict(), optimizer.state_dict())))
+    train_odd(model, optimizer, range(6, 12))
+    for step, (weights, state) in enumerate(files, 1):
+        resumed, fresh = new(9)
+        resumed.load_state_dict(weights)
+        fresh.load_state_dict(state)
+        train_odd(resumed, fresh, range(step, 12))
+        assert_equal(model, resumed)
 
 
 @EVERY_RECIPE
@@ -180,7 +151,7 @@ def test_a_scheduler_sets_the_rate_of_every_step(method: str, settings: dict[str
     """Half the rate for three updates, then none at all, decay included."""
     model, twin = (transformer(layers=1, dtype=torch.float32) for _ in range(2))
     optimizer = make(method, model, **settings)
-    scheduler = LambdaLR(optimizer, lambda step: 0.5 if step < 3 else 0.0)
+    scheduler = schedules.LambdaLR(optimizer, lambda step: 0.5 if step < 3 else 0.0)
     for step in range(3):
         train(model, optimizer, range(step, step + 1))
         scheduler.step()
@@ -194,6 +165,45 @@ def test_a_scheduler_sets_the_rate_of_every_step(method: str, settings: dict[str
         group["lr"] /= 2
     train(twin, half, range(3))
     assert_equal(model, twin)
+
+
+SCHEDULERS: list[Callable[[torch.optim.Optimizer], Any]] = [
+    lambda o: schedules.LinearLR(o, 0.1, 1.0, 3),
+    lambda o: schedules.ConstantLR(o, 0.5, 3),
+    lambda o: schedules.StepLR(o, 2),
+    lambda o: schedules.MultiStepLR(o, [2, 4]),
+    lambda o: schedules.ExponentialLR(o, 0.9),
+    lambda o: schedules.CosineAnnealingLR(o, 6),
+    lambda o: schedules.CosineAnnealingWarmRestarts(o, 3),
+    lambda o: schedules.PolynomialLR(o, 10),
+    lambda o: schedules.LambdaLR(o, lambda step: 1 / (1 + step)),
+    lambda o: schedules.MultiplicativeLR(o, lambda _: 0.9),
+    lambda o: schedules.OneCycleLR(o, [0.08, 0.003], total_steps=8, cycle_momentum=False),
+    lambda o: schedules.CyclicLR(o, [0.008, 0.0003], [0.08, 0.003], 2, cycle_momentum=False),
+    lambda o: schedules.SequentialLR(
+        o, [schedules.LinearLR(o, 0.1, 1.0, 2), schedules.ExponentialLR(o, 0.9)], [2]
+    ),
+    lambda o: schedules.ChainedScheduler(
+        [schedules.ConstantLR(o, 0.5, 2), schedules.ExponentialLR(o, 0.9)], optimizer=o
+    ),
+]
+
+
+@pytest.mark.parametrize("make", SCHEDULERS)
+def test_schedulers_keep_the_groups_in_ratio(
+    make: Callable[[torch.optim.Optimizer], Any],
+) -> None:
+    model = transformer(layers=1)
+    optimizer = gomuon.Muon(model, lr=0.08, adamw={"lr": 0.003})
+    scheduler = make(optimizer)
+    rates = set()
+    for step in range(6):
+        train(model, optimizer, range(step, step + 1))
+        scheduler.step()
+        matrix, other = (group["lr"] for group in optimizer.param_groups)
+        assert other == pytest.approx(matrix * 0.003 / 0.08)
+        rates.add(matrix)
+    assert len(rates) > 1
 
 
 Loss = Callable[[nn.Module, int, slice], Tensor]
@@ -241,28 +251,31 @@ def test_micro_batches_are_their_union(method: str, settings: dict[str, Any]) ->
 
 
 @EVERY_RECIPE
-@pytest.mark.parametrize("captured", [True, False])
-def test_zero_gradients_only_decay(method: str, settings: dict[str, Any], captured: bool) -> None:
-    """With statistics of zeros, or none at all; and nothing is spoilt for what comes after."""
+@pytest.mark.parametrize("given", ["statistics", "gradients", "parameters"])
+def test_zero_gradients_only_decay(method: str, settings: dict[str, Any], given: str) -> None:
+    """With statistics of zeros, with none, or without a model; and training goes on after it."""
+    if given == "parameters" and METHODS[method].recipe.model_use.needs_model:
+        pytest.skip("it refuses bare parameters")
     decay = 0.0 if "geometry_decay" in settings else 0.1  # there it depends on the maps
     settings = {**settings, "weight_decay": decay}
     decay = 1.0 if settings.get("constrained") else decay
     model = transformer(layers=1)
-    optimizer = make(method, model, **settings)
-    matrices = {row.name for row in optimizer.routing_table().treated("matrix")}
-    before = values(model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers nothing was captured of
+        bare = given == "parameters"
+        optimizer = METHODS[method](model.named_parameters() if bare else model, **settings)
+        matrices = {row.name for row in optimizer.routing_table().treated("matrix")}
+        before = values(model)
         for step in range(5):
             optimizer.zero_grad()
-            if captured:
+            if given == "statistics":
                 language_loss(model, step).mul(0).backward()
             else:
                 for p in model.parameters():
                     p.grad = torch.zeros_like(p)
             optimizer.step()
     lr = optimizer.param_groups[0]["lr"]
-    steps = 4 if method == "SOAP" else 5  # its first only makes the bases
+    steps = 5 - METHODS[method].recipe.observes_first
     for name, value in values(model).items():
         kept = (1 - lr * decay) ** steps if name in matrices else 1.0
         torch.testing.assert_close(value, kept * before[name], rtol=1e-12, atol=0, msg=name)
@@ -277,6 +290,7 @@ def test_missing_gradients_leave_a_parameter_alone(method: str, settings: dict[s
     optimizer = make(method, model, **settings)
     optimizer.step()
     assert not optimizer.state, "no gradient anywhere"
+    assert all(group["step"] == 0 for group in optimizer.param_groups)
     frozen = model.get_parameter("trunk.blocks.0.mlp.up.weight")
     frozen.requires_grad_(False)
     before = frozen.detach().clone()
@@ -289,71 +303,12 @@ def test_missing_gradients_leave_a_parameter_alone(method: str, settings: dict[s
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-COMMON: dict[str, list[Any]] = {
-    "loss_reduction": ["none"],
-    "nonfinite": ["ignore"],
-    "work": ["divided"],
-    "process_group": ["world"],
-    "adamw": [3e-3],
-}
-BAD: dict[str, list[Any]] = {
-    "lr": [-0.1, float("nan"), "fast"],
-    "momentum": [1.0, -0.1],
-    "nesterov": ["yes"],
-    "weight_decay": [-0.01],
-    "alpha": [0.6, -0.1],
-    "refresh_every": [0, 2.5],
-    "statistics_every": [0, 2.5],
-    "factor_decay": [1.5, -0.5],
-    "input_decay": [1.0, -0.5],
-    "square_decay": [1.0, -0.5],
-    "geometry_decay": ["yes"],
-    "shrinkage": ["ledoit", 1.5, {"damping": -1.0}, {"ridge": 1.0}],
-    "damping": [-1.0],
-    "kl_clip": [-1.0],
-    "ridge": [-1e-6],
-    "power": [-0.25],
-    "graft": ["adam"],
-    "block_size": [0, 2.5],
-    "max_side": [-1, 2.5],
-    "betas": [(0.9, 1.0), 0.9],
-    "eps": [-1.0],
-    "epsilon": [-1.0],
-    "aspect": ["min"],
-    "mu": [-1.0],
-    "normalise": ["both"],
-    "equilibrate": ["col"],
-    "constrained": ["yes"],
-    "radius": [-1.0],
-    "head_radius": [-1.0],
-    "scale": [-1.0],
-    "tau": [1.0],
-    "heads": [3],
-    "partner_damping": [0.0],
-    "polar": ["newton"],
-    "norm": ["l1"],
-    "token_stride": [0, 1.5],
-    "token_skip": [-1, 1.5],
-    "stagger": [1, None],
-    "reduce": ["yes"],
-}
-# What one method means by a word, another does not know.
-OWN_BAD: dict[str, dict[str, list[Any]]] = {
-    "GoMuon": {"graft": ["sgd"], "factor_decay": [1.0]},
-    "MALT": {"graft": ["sgd"], "alpha": [(0.1, 0.2)]},
-    "Mousse": {"alpha": [(0.1, 0.2)], "factor_decay": [1.0]},
-    "Shampoo": {"graft": ["frobenius"]},
-}
-
-
 @EVERY_METHOD
 def test_bad_values_are_named(method: str) -> None:
-    unknown = set(keywords(method)) - BAD.keys()
-    assert not unknown, "keywords no bad value is listed for"
-    known = {name: BAD[name] for name in keywords(method)}
+    """Every setting has a kind, and every kind refuses something."""
     wrong = [
         (name, value)
-        for table in (known, COMMON, OWN_BAD.get(method, {}))
+        for table in (wrong_values(method), COMMON)
         for name, values in table.items()
         for value in values
     ]

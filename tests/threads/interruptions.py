@@ -25,7 +25,7 @@ from tests.models import mlp
 OF_THE_USER = 3
 STRIDE = 4  # of instructions; there are some 340
 # What the threads of a step are started, awaited and counted in.
-FILES = ("functional/spreading.py", "functional/crew.py", "functional/pool.py")
+FILES = ("threads/spreading.py", "threads/pool.py")
 CALLED_FROM_THERE = ("/threading.py", "/contextlib.py")
 
 

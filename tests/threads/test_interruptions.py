@@ -67,7 +67,7 @@ def test_cores_are_given_back_when_nobody_computes_on_them() -> None:
     finished = list(done)
     time.sleep(0.15)
     assert done == finished
-    with pytest.raises(RuntimeError, match="after its work had ended"):
+    with pytest.raises(RuntimeError, match="after its calls had ended"):
         list(results)
 
 
