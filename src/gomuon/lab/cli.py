@@ -75,7 +75,7 @@ def race(
         optimizers: Names separated by commas. Default: go-muon,muon,adamw. The first is compared
             with each of the others. gomuon methods lists all names.
         lr: Peak rates of the matrices, such as go-muon=.08,muon=.16; others keep their default.
-        selection: The selection.json written by gomuon tune. Task, optimizers, model, rates and
+        selection: A selection.json, written by gomuon tune or reproduce. Task, optimizers, model, rates and
             momenta come from it unless given here.
         seeds: Such as 0,1,2 or 0-2; all optimizers run on every seed. Default: 0; with a selection
             the first seed that it did not use.
@@ -202,7 +202,7 @@ def reproduce(
             null-space.
         seeds: Such as 0,1 or 17402-17404, instead of the experiment's own.
         steps: Updates per run; with fewer than the experiment's own, results are labelled "quick".
-        selection: The selection.json written by gomuon tune; its rates and momenta replace the
+        selection: A selection.json, as for gomuon race; its rates and momenta replace the
             experiment's own.
         quick: A short version of a few minutes; its results are labelled "quick".
         dry_run: Print the plan and a time estimate from a few real updates; train nothing.

@@ -277,10 +277,10 @@ def selection_file(folder: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"experiment": "race"}, "is not a selection of gomuon tune: another kind"),
-        ({"format": 2}, "is not a selection of gomuon tune"),
+        ({"experiment": 3}, "is not a valid selection: its format must be 1"),
+        ({"format": 2}, "is not a valid selection"),
         ({"methods": {}}, "picks nothing"),
-        ({"methods": []}, "is not a selection of gomuon tune"),
+        ({"methods": []}, "is not a valid selection"),
         ({"methods": {"muon": {"rate": 0.1}}}, "'momentum' is missing"),
         ({"methods": {"muon": {"rate": None, "momentum": None}}}, "every rate of muon diverged"),
         ({"methods": {"muon": {"rate": -1, "momentum": None}}}, "the rate of muon is -1"),
@@ -288,7 +288,7 @@ def selection_file(folder: Path, **changes: Any) -> Path:
         ({"methods": {"mun": {"rate": 1, "momentum": None}}}, "did you mean 'muon'"),
         ({"order": ["muon", "soap"]}, "['muon', 'soap'], does not match its methods"),
         ({"task": "pbt"}, "did you mean 'ptb'"),
-        ({"settings": 3}, "is not a selection of gomuon tune"),
+        ({"settings": 3}, "is not a valid selection"),
     ],
 )
 def test_a_file_that_is_no_selection_is_named(

@@ -17,6 +17,8 @@ from gomuon.lab.experiments import catalogue, optimizers, racing
 from gomuon.lab.experiments.loss_windows import PAPER_WINDOWS
 from gomuon.lab.experiments.plan import Arm, Plan, Quick, adapt, tuning_name
 from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.experiments.selection import read_selection
+from gomuon.lab.results.candidates import screen
 from gomuon.lab.results.runs import METRICS, RESULT, load_run
 from gomuon.lab.running import execution, timing, training
 from gomuon.lab.running.execution import RUNS, run_campaign
@@ -144,7 +146,7 @@ def test_an_open_rate_is_selected_on_the_tuning_seed(
     plan = language_plan(
         arms=(
             Arm("tuned", "Tuned", "adamw", None, grid=(1e-5, 0.02, 1e-4)),
-            Arm("fixed", "Fixed", "adamw", 0.01, grid=(0.001, 0.01, 0.1)),
+            Arm("fixed", "Fixed", "muon", 0.01, grid=(0.001, 0.01, 0.1)),
         ),
         tuning_seed=9,
     )
@@ -156,12 +158,18 @@ def test_an_open_rate_is_selected_on_the_tuning_seed(
     assert names[0] == "tuned-lr1e-05-s9"
     assert len(names) == 8
     assert names[-2:] == ["tuned-s0", "fixed-s0"]
-    selection = json.loads((tmp_path / "out" / execution.SELECTION).read_text())["arms"]
-    scores = selection["tuned"]["scores"]
-    assert min(scores, key=scores.__getitem__) == "0.02"
-    assert selection["tuned"]["rate"] == 0.02 == load_run(runs[-2].folder).config.lr
-    assert selection["fixed"]["rate"] == 0.01
-    assert not selection["fixed"]["selected"]
+    path = tmp_path / "out" / execution.SELECTION
+    methods = json.loads(path.read_text())["methods"]
+    best = min(methods["adamw"]["candidates"], key=lambda candidate: candidate["statistic"])
+    assert methods["adamw"]["rate"] == best["rate"] == 0.02 == load_run(runs[-2].folder).config.lr
+    assert methods["muon"]["rate"] == 0.01
+    assert [methods[name]["selected"] for name in ("adamw", "muon")] == [True, False]
+    # A race takes it as it takes a sweep's.
+    selection = read_selection(path)
+    assert selection.picked == {"adamw": (0.02, None), "muon": (0.01, None)}
+    race = racing.race_plan("ptb", "muon,adamw", selection=selection)
+    assert [(arm.lr, race.seeds) for arm in race.arms] == [(0.01, (10,)), (0.02, (10,))]
+    assert "picked by gomuon reproduce made on ptb (seed 9, 10 updates)" in race.rule
 
 
 def test_a_diverged_rate_is_never_selected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,7 +186,7 @@ def test_the_grokking_screen_counts_a_run_that_never_groks_as_one_more(tmp_path:
         config = dataclasses.replace(run.config, optimizer=optimizer, lr=lr, steps=5000)
         return dataclasses.replace(run, config=config, result={"grok_step": step})
 
-    entries = execution.screen(
+    entries = screen(
         [
             outcome("muon", 0.16, 2320),
             outcome("muon", 0.16, 4520),

@@ -15,8 +15,8 @@ from gomuon.lab.evidence.timings import Timing
 from gomuon.lab.experiments import published as paper
 from gomuon.lab.experiments.catalogue import EXPERIMENTS
 from gomuon.lab.experiments.loss_windows import window_name
+from gomuon.lab.results.candidates import screen
 from gomuon.lab.results.statistics import GROK_THRESHOLD
-from gomuon.lab.running.execution import screen
 
 Verdict = Literal["reproduced", "qualified", "not reproduced", "not run yet"]
 Finding = tuple[Verdict, str]

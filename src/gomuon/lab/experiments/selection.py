@@ -1,4 +1,4 @@
-"""The rates and momenta that `gomuon tune` picked, read from its selection.json."""
+"""The rates and momenta that `gomuon tune` or `gomuon reproduce` picked, from selection.json."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ class Selection:
     """A ``selection.json`` read back.
 
     Attributes:
+        experiment: "tune", or the name of the experiment that was reproduced.
         picked: method -> (rate, momentum or None).
         diverged: methods of which every candidate diverged.
     """
 
+    experiment: str
     task: str
     picked: dict[str, tuple[float, float | None]]
     diverged: tuple[str, ...]
@@ -42,7 +44,8 @@ class Selection:
     def words(self) -> str:
         """Where its rates come from, for the rule of a plan."""
         sweep = f"{w.seeds(self.seeds)}, {w.many(self.steps, 'update')}"
-        return f"picked by gomuon tune on {self.task} ({sweep})"
+        command = EXPERIMENT if self.experiment == EXPERIMENT else f"reproduce {self.experiment}"
+        return f"picked by gomuon {command} on {self.task} ({sweep})"
 
     def options(self, method: str) -> dict[str, Any]:
         momentum = self.picked[method][1]
@@ -67,21 +70,23 @@ class Selection:
 
 
 def read_selection(path: Path) -> Selection:
-    """Read what ``gomuon tune`` wrote.
+    """Read a ``selection.json``.
 
     Raises:
         LabError: it is another kind of file, or no method in it has a rate.
     """
     content = read_json(path)
     try:
-        if (content["experiment"], content["format"]) != (EXPERIMENT, FORMAT):
-            raise ValueError("another kind of selection")
+        experiment = content["experiment"]
+        if content["format"] != FORMAT or not isinstance(experiment, str):
+            raise ValueError(f"its format must be {FORMAT} and its experiment a name")
         settings, methods = content["settings"], content["methods"]
         order = content.get("order", list(methods))
         if set(order) != set(methods):
             raise ValueError(f"its order, {order!r}, does not match its methods")
         picks = {str(name): _picked(name, methods[name]) for name in order}
         found = Selection(
+            experiment,
             tasks.check_name(str(content["task"])),
             {name: pick for name, pick in picks.items() if pick is not None},
             tuple(name for name, pick in picks.items() if pick is None),
@@ -97,11 +102,9 @@ def read_selection(path: Path) -> Selection:
             why = f", because every rate of {w.listing(lost)} diverged" if lost else ""
             raise ValueError(f"it picks nothing{why}")
     except KeyError as error:
-        raise LabError(
-            f"{path} is not a selection of gomuon tune: {error.args[0]!r} is missing"
-        ) from error
+        raise LabError(f"{path} is not a valid selection: {error.args[0]!r} is missing") from error
     except (LabError, *BAD_VALUE_ERRORS) as error:
-        raise LabError(f"{path} is not a selection of gomuon tune: {error}") from error
+        raise LabError(f"{path} is not a valid selection: {error}") from error
     for name in picks:
         optimizers.find(name)
     return found

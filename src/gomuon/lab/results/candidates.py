@@ -1,4 +1,4 @@
-"""Score a sweep's candidates by its declared statistic, pick the best, write selection.json."""
+"""Score candidate rates by the declared statistic, pick the best, write selection.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from gomuon.lab.experiments import optimizers
 from gomuon.lab.experiments.loss_windows import window_name
 from gomuon.lab.experiments.plan import Plan
-from gomuon.lab.experiments.selection import EXPERIMENT, FILE, FORMAT
+from gomuon.lab.experiments.selection import FILE, FORMAT
 from gomuon.lab.files import write_json
 from gomuon.lab.results.campaigns import Campaign
 from gomuon.lab.results.runs import Run
@@ -44,21 +44,27 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Pick:
-    """The candidates of one method, and the best of them."""
+    """The candidates of one method and the picked one.
+
+    Attributes:
+        fixed: the rate that the plan fixes in advance; None if the best candidate is picked.
+    """
 
     method: str
     candidates: tuple[Candidate, ...]
+    fixed: float | None = None
 
     @property
     def best(self) -> Candidate | None:
-        """The usable candidate with the lowest score; None if all diverged."""
-        usable = [candidate for candidate in self.candidates if candidate.usable]
+        """The usable candidate with the lowest score, or at the fixed rate; None if there is none."""
+        wanted = [c for c in self.candidates if self.fixed is None or c.rate == self.fixed]
+        usable = [candidate for candidate in wanted if candidate.usable]
         return min(usable, key=lambda c: (c.score, -(c.accuracy or 0.0)), default=None)
 
     @property
     def edge(self) -> str | None:
         """Which end of the grid is best: "lower", "upper", "only" (a single rate) or None."""
-        if self.best is None:
+        if self.best is None or self.fixed is not None:
             return None
         rates = {candidate.rate for candidate in self.candidates}
         if len(rates) == 1:
@@ -161,8 +167,45 @@ def group_by_method(candidates: Iterable[Candidate]) -> list[Pick]:
     return [Pick(method, tuple(tried)) for method, tried in found.items()]
 
 
-def write_selection(folder: Path, plan: Plan, picks: Sequence[Pick]) -> Path:
-    """Write ``selection.json``: the candidates, their scores and the picked ones."""
+def screen(runs: Sequence[Run]) -> dict[str, dict[str, Any]]:
+    """The grokking screen: for each optimizer the rate with the lowest sum of grok steps."""
+    sums: dict[str, dict[float, int]] = {}
+    for run in runs:
+        if run.result is not None:
+            step = run.result["grok_step"]
+            by_rate = sums.setdefault(run.config.optimizer, {})
+            by_rate.setdefault(run.config.lr, 0)
+            # A run that never groks counts as one update more than it made.
+            by_rate[run.config.lr] += run.config.steps + 1 if step is None else step
+    return {
+        optimizer: {
+            "rate": min(by_rate, key=by_rate.__getitem__),
+            "scores": {f"{rate:g}": total for rate, total in by_rate.items()},
+        }
+        for optimizer, by_rate in sums.items()
+    }
+
+
+def picks_of_screen(runs: Sequence[Run]) -> list[Pick]:
+    return [
+        Pick(
+            optimizer,
+            tuple(
+                Candidate(optimizer, optimizer, float(rate), score=float(total))
+                for rate, total in entry["scores"].items()
+            ),
+        )
+        for optimizer, entry in screen(runs).items()
+    ]
+
+
+def write_selection(
+    folder: Path, plan: Plan, picks: Sequence[Pick], seeds: Sequence[int] = ()
+) -> Path:
+    """Write ``selection.json``: the candidates, their scores and the picked ones.
+
+    `seeds` are those of the candidates; by default the plan's.
+    """
     methods = {}
     for pick in picks:
         best = pick.best
@@ -170,6 +213,7 @@ def write_selection(folder: Path, plan: Plan, picks: Sequence[Pick]) -> Path:
             "rate": None if best is None else best.rate,
             "momentum": None if best is None else best.momentum,
             "statistic": None if best is None else best.score,
+            "selected": pick.fixed is None,
             "edge": pick.edge,
             "warning": pick.warning(),
             "candidates": [_entry(candidate) for candidate in pick.candidates],
@@ -179,9 +223,9 @@ def write_selection(folder: Path, plan: Plan, picks: Sequence[Pick]) -> Path:
         path,
         {
             "format": FORMAT,
-            "experiment": EXPERIMENT,
+            "experiment": plan.experiment,
             "task": plan.task,
-            "seeds": list(plan.seeds),
+            "seeds": list(seeds or plan.seeds),
             "steps": plan.steps,
             "windows": [window_name(window) for window in plan.windows],
             "statistic": plan.statistic,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,13 @@ from gomuon.lab.files import (
     write_json,
 )
 from gomuon.lab.input_checks import errors_naming, is_file, require_whole
+from gomuon.lab.results.candidates import (
+    Candidate,
+    Pick,
+    picks_of_screen,
+    score_candidate,
+    write_selection,
+)
 from gomuon.lab.results.runs import Run, is_finished, load_run
 from gomuon.lab.running.timing import time_interleaved
 from gomuon.lab.running.workers import RunObserver, run_all
@@ -82,12 +89,13 @@ def run_campaign(
         tuning = plan.tuning_configs()
         carry_out(tuning)
         with errors_naming(folder):
-            rates = select_rates(plan, folder)
+            picks = tuning_picks(plan, folder)
+            rates = select_rates(plan, picks)
         main = plan.main_configs(rates)
         carry_out(main)
         with errors_naming(folder):
             runs = [load_run(folder / RUNS / run_name(config)) for config in (*tuning, *main)]
-            record_selection(plan, folder, rates, runs)
+            record_selection(plan, folder, picks, runs)
         measure_timing(plan, folder, data_dir, observer.note)
         return runs
 
@@ -132,67 +140,45 @@ def _difference(recorded: Any, wanted: Any) -> tuple[str, str]:
     return repr(recorded), repr(wanted)
 
 
-def select_rates(plan: Plan, folder: Path) -> dict[str, float]:
-    """For each arm without a rate, the rate of its grid with the lowest geometric mean."""
-    rates: dict[str, float] = {}
+def tuning_picks(plan: Plan, folder: Path) -> dict[str, Pick]:
+    """For each arm with a grid, its candidates on the tuning seed."""
+    if plan.tuning_seed is None:
+        return {}
+    picks = {}
+    for arm in plan.arms:
+        if arm.grid:
+            candidates = [_tuning_candidate(plan, arm, rate, folder) for rate in arm.grid]
+            picks[arm.name] = Pick(arm.optimizer, tuple(candidates), fixed=arm.lr)
+    return picks
+
+
+def _tuning_candidate(plan: Plan, arm: Arm, rate: float, folder: Path) -> Candidate:
+    name = tuning_name(arm, rate)
+    run = load_run(folder / RUNS / f"{name}-s{plan.tuning_seed}")
+    momentum = arm.options.get("momentum")
+    return score_candidate(
+        name, arm.optimizer, rate, momentum, [run], task=plan.task, steps=plan.steps, seeds=1
+    )
+
+
+def select_rates(plan: Plan, picks: Mapping[str, Pick]) -> dict[str, float]:
+    """For each arm without a rate, the best rate of its grid; the first if all diverged."""
+    rates = {}
     for arm in plan.arms:
         if arm.lr is None:
-            scores = _tuning_scores(plan, arm, folder)
-            best = min(scores, key=lambda rate: (scores[rate] is None, scores[rate] or 0.0))
-            rates[arm.name] = best
+            best = picks[arm.name].best
+            rates[arm.name] = arm.grid[0] if best is None else best.rate
     return rates
 
 
-def _tuning_scores(plan: Plan, arm: Arm, folder: Path) -> dict[float, float | None]:
-    scores: dict[float, float | None] = {}
-    for rate in arm.grid:
-        run = load_run(folder / RUNS / f"{tuning_name(arm, rate)}-s{plan.tuning_seed}")
-        scores[rate] = None if run.result is None else run.result.get("geometric_mean")
-    return scores
-
-
-def record_selection(plan: Plan, folder: Path, rates: dict[str, float], runs: list[Run]) -> None:
-    """Write ``selection.json``: the rates that were tried, their scores and the choice.
-
-    Entries: {"rate": the choice, "selected": whether by score, "scores": {rate: statistic}}.
-    """
-    entries: dict[str, Any] = {}
-    for arm in plan.arms:
-        if plan.tuning_seed is not None and arm.grid:
-            scores = _tuning_scores(plan, arm, folder)
-            entries[arm.name] = {
-                "rate": rates.get(arm.name, arm.lr),
-                "selected": arm.lr is None,
-                "scores": {f"{rate:g}": score for rate, score in scores.items()},
-            }
+def record_selection(
+    plan: Plan, folder: Path, picks: Mapping[str, Pick], runs: Sequence[Run]
+) -> None:
+    """Write ``selection.json`` if the plan tunes rates, or screens them as for grokking."""
     if plan.task == "grokking" and plan.paper is not None:
-        entries = screen(runs)
-    if entries:
-        write_json(
-            folder / SELECTION,
-            {"rule": plan.rule, "tuning_seed": plan.tuning_seed, "arms": entries},
-        )
-
-
-def screen(runs: list[Run]) -> dict[str, Any]:
-    """The grokking screen: for each optimizer the rate with the lowest sum of grok steps."""
-    sums: dict[str, dict[float, int]] = {}
-    for run in runs:
-        if run.result is not None:
-            never = run.config.steps + 1
-            of_rate = sums.setdefault(run.config.optimizer, {})
-            step = run.result["grok_step"]
-            of_rate[run.config.lr] = of_rate.get(run.config.lr, 0) + (
-                never if step is None else step
-            )
-    return {
-        optimizer: {
-            "rate": min(of_rate, key=of_rate.__getitem__),
-            "selected": True,
-            "scores": {f"{rate:g}": total for rate, total in of_rate.items()},
-        }
-        for optimizer, of_rate in sums.items()
-    }
+        write_selection(folder, plan, picks_of_screen(runs))
+    elif picks and plan.tuning_seed is not None:
+        write_selection(folder, plan, list(picks.values()), [plan.tuning_seed])
 
 
 def measure_timing(
