@@ -75,8 +75,8 @@ def race(
         optimizers: Names separated by commas. Default: go-muon,muon,adamw. The first is compared
             with each of the others. gomuon methods lists all names.
         lr: Peak rates of the matrices, such as go-muon=.08,muon=.16; others keep their default.
-        selection: A selection.json, written by gomuon tune or reproduce. Task, optimizers, model, rates and
-            momenta come from it unless given here.
+        selection: A selection.json, written by gomuon tune or reproduce. Task, optimizers, model,
+            rates and momenta come from it unless given here.
         seeds: Such as 0,1,2 or 0-2; all optimizers run on every seed. Default: 0; with a selection
             the first seed that it did not use.
         steps: Updates per run. Default: the task's own number.

@@ -132,7 +132,7 @@ def test_the_lab_code_that_the_benchmark_runs_is_part_of_its_source() -> None:
     counted = {name.removesuffix(".py").replace("/", ".") for name in benchmark.OF_THE_LAB}
     # These print, draw or check input: they change no number.
     others = {"errors", "flags", "input_checks", "terminal", "report.document", "report.markdown"}
-    others |= {"report.svg", "formatting"}
+    others |= {"report.svg", "formatting", "files"}
     folders = ("bench", "costs")
     assert {name for name in imported - others if not name.startswith(folders)} == counted
 

@@ -10,7 +10,8 @@ from gomuon.lab.costs.comparison import compare_costs
 from gomuon.lab.costs.tables import cost_rows, heading, notes
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments.optimizers import title
-from gomuon.lab.files import write_atomically
+from gomuon.lab.files import write_text
+from gomuon.lab.report.markdown import table_row
 from gomuon.traffic import Mesh
 
 BEGIN = "<!-- figures: made by make docs -->"
@@ -32,9 +33,8 @@ def write(path: Path) -> None:
         raise LabError(f"--markdown {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise LabError(f"--markdown {path} is not UTF-8 text: {error}") from error
-    fresh = renewed(text, str(path))
     # A link here was given by the user: write to the file it points to.
-    write_atomically(path.resolve(), lambda part: part.write_text(fresh, encoding="utf-8"))
+    write_text(path.resolve(), renewed(text, str(path)))
 
 
 def renewed(text: str, name: str = "the page") -> str:
@@ -65,4 +65,4 @@ def _section(name: str, mesh: Mesh, dtype: str) -> Iterator[str]:
     )
     heads = ["", *(title(method.method) for method in found.methods)]
     rows = [heads, ["---", *["---:"] * len(found.methods)], *cost_rows(found)]
-    yield "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    yield "\n".join(table_row(row) for row in rows)

@@ -56,7 +56,7 @@ class Pick:
 
     @property
     def best(self) -> Candidate | None:
-        """The usable candidate with the lowest score, or at the fixed rate; None if there is none."""
+        """The usable candidate at the fixed rate or with the lowest score; None without any."""
         wanted = [c for c in self.candidates if self.fixed is None or c.rate == self.fixed]
         usable = [candidate for candidate in wanted if candidate.usable]
         return min(usable, key=lambda c: (c.score, -(c.accuracy or 0.0)), default=None)

@@ -12,6 +12,7 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers, tasks
 from gomuon.lab.experiments.plan import Arm, Plan, run_name, tuning_name
 from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.experiments.selection import FILE as SELECTION
 from gomuon.lab.files import (
     locked,
     make_folder,
@@ -21,6 +22,7 @@ from gomuon.lab.files import (
     write_json,
 )
 from gomuon.lab.input_checks import errors_naming, is_file, require_whole
+from gomuon.lab.results.campaigns import PLAN, RUNS, TIMING
 from gomuon.lab.results.candidates import (
     Candidate,
     Pick,
@@ -32,7 +34,6 @@ from gomuon.lab.results.runs import Run, is_finished, load_run
 from gomuon.lab.running.timing import time_interleaved
 from gomuon.lab.running.workers import RunObserver, run_all
 
-PLAN, RUNS, SELECTION, TIMING = "plan.json", "runs", "selection.json", "timing.json"
 WRITTEN = (PLAN, RUNS, SELECTION, TIMING, "report.md", "report.html")
 TIMING_CYCLES = {"full": 25, "quick": 4}
 FEWER_CYCLES = {"full": 3, "quick": 2}  # for more than two arms, whose common cycle is longer
