@@ -17,10 +17,10 @@ from gomuon.lab.evidence.thinning import BLOCK, Curve, read_curve, thin
 from gomuon.lab.experiments.catalogue import EXPERIMENTS
 from gomuon.lab.results.runs import load_run
 from gomuon.lab.results.statistics import grok_step
+from tests.lab.helpers.commands import refused
 from tests.lab.helpers.made_campaigns import MACHINE, VERSIONS, write_run
 from tests.lab.helpers.tiny_runs import addition, characters
 from tests.lab.made_evidence import COMMIT, edit, full_campaign, small_plan
-from tests.lab.test_cli import refused
 
 
 @pytest.fixture

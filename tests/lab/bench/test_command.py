@@ -13,8 +13,8 @@ import pytest
 from gomuon.lab import cli, machine
 from gomuon.lab.bench import benchmark, growth, speed_page, workloads
 from gomuon.lab.bench.workloads import Size
+from tests.lab.helpers.commands import refused
 from tests.lab.helpers.made_bench import made_result
-from tests.lab.test_cli import refused
 
 ROOT = Path(__file__).parents[3]
 ARMS = "adamw,muon,go-muon-4,newton-schulz,plain-go-muon-4"

@@ -21,7 +21,7 @@ from gomuon.lab.costs.tables import human
 from gomuon.lab.experiments import optimizers
 from gomuon.traffic import Mesh, status_bytes
 from tests.counting import counted, kept_bytes
-from tests.lab.test_cli import refused
+from tests.lab.helpers.commands import refused
 
 DOCS = Path(__file__).parents[3] / "docs" / "scaling.md"
 PUBLISHED = {

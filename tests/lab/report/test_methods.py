@@ -15,7 +15,7 @@ from gomuon.lab.experiments.optimizers import ENTRIES, command_name
 from gomuon.lab.report import terminal_methods
 from gomuon.lab.report.methods_page import markdown
 from gomuon.recipes import RECIPES
-from tests.lab.test_cli import refused
+from tests.lab.helpers.commands import refused
 
 DOCS = Path(__file__).parents[3] / "docs" / "methods.md"
 SEVEN = ["Muon", "KFAC", "Shampoo", "SOAP", "Mousse", "FISMO", "GoMuon"]
