@@ -1,4 +1,4 @@
-"""The command line as a person meets it: what it prints, what it refuses, how it stops."""
+"""The command line: what it prints, what it refuses, how it stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Empty words, absurd numbers, forged files, names that are no text: one line, never a trace."""
+"""Empty values, absurd numbers, forged files and strange names give one line, no traceback."""
 
 from __future__ import annotations
 

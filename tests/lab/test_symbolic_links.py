@@ -1,4 +1,4 @@
-"""A campaign folder from elsewhere may hold links: what they lead to stays as it is."""
+"""Symbolic links in a campaign folder are refused, and their targets stay unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Taking turns, means over whole cycles, and bytes, with a clock that is made up."""
+"""Steps in turn and means over whole cycles, with a fake clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gomuon plan`: the published configurations, figures that add up, clear refusals."""
+"""`gomuon plan`: the published models, numbers that add up, clear errors."""
 
 from __future__ import annotations
 

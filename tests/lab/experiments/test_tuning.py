@@ -1,4 +1,4 @@
-"""A sweep gives every method the same budget, picks by its statistic, and can be raced with."""
+"""A sweep gives every method the same budget and writes a selection for races."""
 
 from __future__ import annotations
 

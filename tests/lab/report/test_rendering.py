@@ -1,4 +1,4 @@
-"""Renderers escape everything, drawings survive any numbers, and thinning hides nothing."""
+"""The renderers escape all text."""
 
 from __future__ import annotations
 

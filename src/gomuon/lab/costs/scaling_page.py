@@ -14,8 +14,8 @@ from gomuon.lab.files import write_text
 from gomuon.lab.report.markdown import table_row
 from gomuon.traffic import Mesh
 
-BEGIN = "<!-- figures: made by make docs -->"
-END = "<!-- end of figures -->"
+BEGIN = "<!-- tables: made by make docs -->"
+END = "<!-- end of tables -->"
 METHODS = "go-muon,go-muon-input,muon,shampoo,kfac,adamw"
 # Model, mesh and dtype.
 SHOWN = (

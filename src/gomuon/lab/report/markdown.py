@@ -17,7 +17,7 @@ from gomuon.lab.report.document import (
     visible,
 )
 
-QUICK = "QUICK run: shortened, not comparable with the paper's figures"
+QUICK = "QUICK run: shortened, not comparable with the paper's results"
 
 
 def render_markdown(document: Document) -> str:
@@ -28,7 +28,7 @@ def render_markdown(document: Document) -> str:
     parts += [_line(text) for text in (document.evidence, document.introduction) if text]
     if document.standings:
         rows = [
-            f"| {escape(s.place)} | {escape(s.name)} | {escape(s.figure)} {escape(s.unit)} "
+            f"| {escape(s.place)} | {escape(s.name)} | {escape(s.result)} {escape(s.unit)} "
             f"| {escape(s.remark)} |"
             for s in document.standings
         ]

@@ -91,5 +91,5 @@ def _caution(campaign: Campaign) -> list[Section]:
     left = len(campaign.missing) + len(campaign.unfinished)
     if not left:
         return []
-    text = f"This campaign is not finished: {w.many(left, 'run')} to go. Figures may still change."
+    text = f"This campaign is not finished: {w.many(left, 'run')} to go. Numbers may still change."
     return [Section("Unfinished", (Note(text, "warn"),))]
