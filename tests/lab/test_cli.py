@@ -16,6 +16,7 @@ import pytest
 
 import gomuon.__main__
 from gomuon.lab import cli
+from gomuon.lab.campaign_commands import jobs_and_threads
 from gomuon.lab.data import corpora
 from gomuon.lab.results.runs import METRICS, load_run
 from gomuon.lab.running import execution, timing
@@ -155,10 +156,10 @@ def test_a_race_whose_arm_diverges_is_timed_and_reported(
 
 
 def test_a_campaign_keeps_the_threads_it_was_begun_with(tmp_path: Path) -> None:
-    assert cli.jobs_and_threads(4, jobs=2, threads=3, folder=tmp_path) == (2, 3)
+    assert jobs_and_threads(4, jobs=2, threads=3, folder=tmp_path) == (2, 3)
     (tmp_path / execution.PLAN).write_text('{"threads": 5}')
-    assert cli.jobs_and_threads(4, jobs=2, threads=None, folder=tmp_path) == (2, 5)
-    assert cli.jobs_and_threads(4, jobs=2, threads=1, folder=tmp_path) == (2, 1)
+    assert jobs_and_threads(4, jobs=2, threads=None, folder=tmp_path) == (2, 5)
+    assert jobs_and_threads(4, jobs=2, threads=1, folder=tmp_path) == (2, 1)
 
 
 def test_dry_run_prints_the_plan_and_runs_nothing(

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from gomuon.lab import cli
+from gomuon.lab import campaign_commands, cli
 from gomuon.lab.evidence.spelling import command
 from gomuon.lab.experiments import catalogue, racing, tuning
 from gomuon.lab.experiments.plan import Plan, adapt
@@ -22,7 +22,7 @@ from tests.lab.made_evidence import sweep
 def planned(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Plan]:
     """What commands would have run, in an empty folder."""
     found: list[Plan] = []
-    monkeypatch.setattr(cli, "carry_out", lambda plan, *_: found.append(plan))
+    monkeypatch.setattr(campaign_commands, "carry_out", lambda plan, *_: found.append(plan))
     monkeypatch.chdir(tmp_path)
     return found
 
