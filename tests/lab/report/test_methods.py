@@ -11,10 +11,10 @@ from rich.cells import cell_len
 
 import gomuon
 from gomuon.lab import cli
-from gomuon.lab.experiments.optimizers import ENTRIES, command_name
+from gomuon.lab.experiments.optimizers import command_name, entries
 from gomuon.lab.report import terminal_methods
 from gomuon.lab.report.methods_page import markdown
-from gomuon.methods.registry import RECIPES
+from gomuon.methods.registry import METHODS
 from tests.lab.test_cli import refused
 
 DOCS = Path(__file__).parents[3] / "docs" / "methods.md"
@@ -59,8 +59,8 @@ def test_the_table_shows_every_recipe_and_stays_on_the_screen(
     text = printed([], capsys, monkeypatch, columns)
     assert max(cell_len(line) for line in text.splitlines()) <= columns
     names = re.findall(r"^ *(\w+)  ", text, re.MULTILINE)
-    shown = [name for name in names if name in RECIPES]
-    assert shown == list(RECIPES)
+    shown = [name for name in names if name in METHODS]
+    assert shown == list(METHODS)
     assert shown[:7] == SEVEN
     for variant in ("go-muon-input is GoMuon", "go-muon-output is GoMuon", "muon-heads is Muon"):
         assert variant in text
@@ -70,16 +70,16 @@ def test_the_narrow_list_leaves_nothing_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = squeezed(printed([], capsys, monkeypatch))
-    for recipe in RECIPES.values():
-        for value in (recipe.geometry.description, recipe.formula, recipe.clock, recipe.origin):
+    for recipe in terminal_methods.recipes():
+        for value in terminal_methods.axes(recipe):
             assert squeezed(value) in text
 
 
-@pytest.mark.parametrize("name", [*ENTRIES, "GoMuon", "KFACMuon"])
+@pytest.mark.parametrize("name", [*entries(), "GoMuon", "KFACMuon"])
 def test_one_method_is_shown_in_full(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = ENTRIES[command_name(name)]
+    entry = entries()[command_name(name)]
     text = printed([name], capsys, monkeypatch)
     assert max(cell_len(line) for line in text.splitlines()) <= 80
     for setting, value in {**entry.recipe.defaults, **entry.options}.items():
@@ -105,9 +105,9 @@ def test_the_committed_page_is_what_the_command_prints(
 
 def test_the_page_has_every_formula_and_calls_that_are_true() -> None:
     text = markdown()
-    assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == [*RECIPES, "Variants"]
+    assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == [*METHODS, "Variants"]
     calls = re.findall(r"```python\n(.*?)\n```", text, re.DOTALL)
-    for recipe, source in zip(RECIPES.values(), calls, strict=True):
+    for recipe, source in zip(terminal_methods.recipes(), calls, strict=True):
         assert squeezed(recipe.formula) in squeezed(text)
         call = ast.parse(source, mode="eval").body
         assert isinstance(call, ast.Call)
@@ -121,7 +121,7 @@ def test_markup_in_the_data_is_escaped() -> None:
     lines = markdown().splitlines()
     rows = [line for line in lines if line.startswith("| ")]
     assert {len(re.split(r"(?<!\\)\|", row)) for row in rows} == {9}
-    assert len(rows) == 2 + len(RECIPES)
+    assert len(rows) == 2 + len(METHODS)
     assert r"\[(V\_Bᵀ G V\_A)" in next(row for row in rows if "[KFAC]" in row)
 
 

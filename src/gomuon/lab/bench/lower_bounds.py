@@ -24,7 +24,7 @@ from gomuon.lab.bench.workloads import Workload
 from gomuon.lab.costs.layers import find_input_uses, find_layers, units_of
 from gomuon.lab.costs.work import moment_work, renewal_work
 from gomuon.lab.machine import on_threads
-from gomuon.methods.work import Operation, Product, StepWork, Work, maps_work
+from gomuon.methods.work import Operation, Product, Work, maps_work
 from gomuon.parameters.stacks import Stack
 
 Seconds = Mapping[str, float]  # of one core, by kind of work
@@ -64,7 +64,7 @@ def sources(runner: Runner) -> list[Tensor]:
 def parts(workload: Workload) -> dict[str, Work]:
     """The products and decompositions of a Go-MUON step, without the polar factors."""
     model, recipe = workload.make(), GoMuon.recipe
-    assert isinstance(recipe.work, StepWork)
+    assert recipe.work is not None
     uses = find_input_uses(_Trained(model, workload), torch.empty(0))
     work: dict[str, Work] = {"maps": [], "roots": [], "moments": []}
     for unit in units_of(find_layers(model, recipe, recipe.defaults, uses).layers):

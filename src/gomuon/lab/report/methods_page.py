@@ -21,7 +21,9 @@ there.
 All methods share one step and differ in three choices: where the geometry comes from, how it is
 used, and when it is refreshed. G is the gradient of a weight W [m, n], M its momentum, M̂ the source
 of the update (M itself, or Nesterov's look-ahead), D the direction, and polar(X) the factor UVᵀ of
-X = USVᵀ. `gomuon race` and `gomuon tune` use the names in the second column."""
+X = USVᵀ. Factors are averages of what is observed; maps are what the step multiplies with, such as
+their inverse roots or eigenvectors. `gomuon race`, `gomuon tune` and `gomuon plan` use the names in
+the second column."""
 
 
 def markdown() -> str:
