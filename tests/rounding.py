@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from gomuon.lab.machine import facts, versions
-from tests.test_accumulation import batches, in_halves_and_whole, loss_of
-from tests.test_every_recipe import RECIPES
+from tests.capture.test_accumulation import batches, in_halves_and_whole, loss_of
+from tests.methods.table import RECIPES
 
 RESULTS = Path("results/rounding/rounding.json")
 STEPS = 30

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from gomuon import GoMuon
-from gomuon.methods.stations import kl_clip
+from gomuon.methods.kfac import kl_clip
+from tests.methods.table import EVERY_RECIPE, assert_equal, biased_transformer, make
 from tests.models import language_loss, mlp
-from tests.test_every_recipe import EVERY_RECIPE, assert_equal, biased_transformer, make
 
 
 @contextmanager

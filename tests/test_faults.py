@@ -33,7 +33,7 @@ def assert_unchanged(before: tuple[Any, Any], model: nn.Module, optimizer: Matri
 
 def poison_statistics(optimizer: MatrixOptimizer, parameter: nn.Parameter) -> None:
     """NaN in one layer's captured moments, with every gradient finite."""
-    statistics = optimizer._captures[0].collect()[parameter]
+    statistics = optimizer._capture.groups[0].collect()[parameter]
     for moment in (statistics.inputs, statistics.gradients):
         assert moment is not None
         moment.total[0, 0] = torch.nan
@@ -263,7 +263,7 @@ def test_wrong_settings_are_named(settings: dict[str, Any], message: str) -> Non
 def test_wrong_group_keys_are_named(settings: dict[str, Any], message: str) -> None:
     model = mlp(3, 4, 4, 2)
     parameters = list(model.parameters())
-    optimizer = Muon(parameters[:2])
+    optimizer = GoMuon(parameters[:2])
     with pytest.raises(ValueError, match=message):
         optimizer.add_param_group({"params": parameters[2:], **settings})
     assert len(optimizer.param_groups) == 1
@@ -348,7 +348,7 @@ def test_a_direction_that_is_not_finite_is_left_out_and_counted(
         return D
 
     with monkeypatch.context() as patched:
-        patched.setattr("gomuon.axes.polar", overflowing)
+        patched.setattr("gomuon.methods.stations.polar", overflowing)
         optimizer.step()
     moved = [not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)]
     assert moved == [True, False, True]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import gomuon
 from gomuon.lab.bench.plain_loop import polar
 from gomuon.optimizer import MatrixOptimizer
-from tests.references.data import ROWS, SHAPES, layer, learn, relative_error, rows
+from tests.methods.references.data import ROWS, SHAPES, layer, learn, relative_error, rows
 
 EVERY_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES.keys())
 

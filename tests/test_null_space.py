@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import gomuon
 from gomuon.functional import frobenius_graft
-from gomuon.functional.oracle import matched_direction_and_rank
+from gomuon.functional.oracle import matched_direction
 from gomuon.optimizer import MatrixOptimizer
 
 WIDTH, SYMBOLS = 12, 17
@@ -152,11 +152,11 @@ def test_a_dead_unit_keeps_its_weights() -> None:
 def test_the_grafts_length_is_the_polar_factors_own() -> None:
     """√rank, as in Muon's own update: √min(m, n) would stretch the directions that are left."""
     M = torch.diag(torch.tensor([3.0, 2.0, 0.0, 0.0]))
-    D, rank = matched_direction_and_rank(M, None, None, polar_method="canonical")
+    D, rank = matched_direction(M, None, None, polar_method="canonical")
     assert float(rank) == 2
     torch.testing.assert_close(frobenius_graft(5 * D, rank), D)
     assert float(frobenius_graft(D).norm()) == pytest.approx(2.0)  # the paper's, at full rank
-    assert float(matched_direction_and_rank(torch.zeros(3, 4), None, None)[1]) == 0
+    assert float(matched_direction(torch.zeros(3, 4), None, None)[1]) == 0
 
 
 def test_one_row_moves_no_weight_further_than_muon_does() -> None:

@@ -51,35 +51,6 @@ def test_weight_decay_is_decoupled() -> None:
     torch.testing.assert_close(weight, (1 - 0.1 * 0.5) * before)
 
 
-@pytest.mark.parametrize("method", [GoMuon, Muon])
-def test_closure_runs_forward_and_backward_inside_step(method: Any) -> None:
-    model, twin = transformer(layers=1), transformer(layers=1)
-    optimizer, other = method(model), method(twin)
-    losses = train(model, optimizer, range(9))
-
-    for step in range(9):
-
-        def closure(step: int = step) -> Tensor:
-            other.zero_grad()
-            loss = language_loss(twin, step)
-            loss.backward()
-            return loss
-
-        assert other.step(closure).item() == losses[step]
-    assert_same(model, twin, rtol=0, atol=0)
-
-
-def test_schedulers_scale_every_group_by_its_own_rate() -> None:
-    optimizer = GoMuon(transformer(), lr=0.08, adamw={"lr": 1e-2})
-    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=10)
-    assert [group["lr"] for group in optimizer.param_groups] == [0.08, 1e-2]
-    optimizer.step()
-    for _ in range(5):
-        scheduler.step()
-    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.04)
-    assert optimizer.param_groups[1]["lr"] == pytest.approx(5e-3)
-
-
 def test_a_tensor_learning_rate() -> None:
     model, twin = transformer(layers=1), transformer(layers=1)
     train(model, GoMuon(model, lr=torch.tensor(0.05, dtype=torch.float64)), range(5))
@@ -87,48 +58,15 @@ def test_a_tensor_learning_rate() -> None:
     assert_same(model, twin)
 
 
-def test_parameters_without_gradient_are_left_alone() -> None:
+def test_an_unfrozen_layer_is_captured_at_the_next_refresh() -> None:
     model = transformer(layers=1)
     optimizer = GoMuon(model)
     frozen = model.get_parameter("trunk.blocks.0.mlp.up.weight")
     frozen.requires_grad_(False)
-    before = frozen.detach().clone()
     train(model, optimizer, range(5))
-    assert torch.equal(frozen, before)
-    assert not optimizer.state.get(frozen)
-    frozen.requires_grad_(True)  # unfrozen: captured at the next refresh
+    frozen.requires_grad_(True)
     train(model, optimizer, range(5, 9))
-    assert not torch.equal(frozen, before)
     assert "left_map" in optimizer.state[frozen]
-
-
-def test_nothing_happens_without_any_gradient() -> None:
-    model = transformer(layers=1)
-    optimizer = GoMuon(model)
-    optimizer.step()
-    assert not optimizer.state
-    assert [group["step"] for group in optimizer.param_groups] == [0, 0]
-
-
-def test_zero_gradients_move_nothing() -> None:
-    """Distributed checkpointing makes state by stepping with zero gradients and lr 0."""
-    model = transformer(layers=1)
-    before = [p.detach().clone() for p in model.parameters()]
-    optimizer = GoMuon(model)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.0
-    for p in model.parameters():
-        p.grad = torch.zeros_like(p)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        optimizer.step()
-    for p, old in zip(model.parameters(), before, strict=True):
-        assert torch.equal(p, old)
-    for group in optimizer.param_groups:
-        group["lr"] = 0.1
-    language_loss(model, 0).mul(0).backward()
-    optimizer.step()
-    assert all(p.isfinite().all() for p in model.parameters())
 
 
 def test_gradients_are_never_written_to() -> None:

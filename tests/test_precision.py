@@ -137,9 +137,9 @@ def test_a_copy_keeps_the_scaler() -> None:
     model = mlp(6, 5, 3)
     optimizer, scaler = GoMuon(model), torch.amp.GradScaler("cpu", init_scale=8.0)
     optimizer.use_scaler(scaler)
-    assert copy.deepcopy(optimizer)._scaler is scaler
+    assert copy.deepcopy(optimizer)._capture.scaler is scaler
     new_scaler, new_optimizer = copy.deepcopy((scaler, optimizer))
-    assert new_optimizer._scaler is new_scaler
+    assert new_optimizer._capture.scaler is new_scaler
 
 
 def test_an_input_written_to_under_autocast_is_refused_not_misread() -> None:

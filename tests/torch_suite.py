@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import ExponentialLR, LinearLR, ReduceLROnPlateau, StepLR
 
 import gomuon
+from gomuon.methods.registry import METHODS
 from gomuon.optimizer import MatrixOptimizer
 from tests.models import language_loss, mlp, transformer
-from tests.test_every_recipe import RECIPES
 
 
 def _helpers() -> Any:
@@ -123,18 +122,11 @@ INFOS: dict[str, Any] = {
         method,
         optim_inputs_func=_inputs(method),
         optim_error_inputs_func=_errors(method),
-        scheduler_inputs=(
-            lambda optimizer: StepLR(optimizer, gamma=0.9, step_size=3),
-            lambda optimizer: ExponentialLR(optimizer, gamma=0.95),
-            lambda optimizer: LinearLR(optimizer, start_factor=0.5, total_iters=4),
-            lambda optimizer: ReduceLROnPlateau(optimizer),
-        ),
         supported_impls=(),
         not_og_supported_flags=tuple(flag for flag in NEWEST if flag in method.recipe.defaults),
         supports_complex=False,
     )
-    for name, _ in RECIPES
-    for method in [getattr(gomuon, name)]
+    for name, method in METHODS.items()
 }
 
 

@@ -77,6 +77,11 @@ class MatrixOptimizer(torch.optim.Optimizer):
         process_group: Any = None,
         **settings: Any,
     ) -> None:
+        if not hasattr(type(self), "recipe"):
+            raise TypeError(
+                f"{type(self).__name__} has no recipe: use a method such as gomuon.GoMuon, or "
+                "derive a class and give it a `recipe`"
+            )
         recipe, common = self.recipe, {"loss_reduction": loss_reduction, "nonfinite": nonfinite}
         defaults = recipe.values(settings, lr, adamw, **common, work=work)
         if specs is not None and not isinstance(specs, Mapping):

@@ -1,7 +1,11 @@
 """What an optimizer tells its user: each message once."""
 
+import sys
 import warnings
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
 
 from gomuon.errors import GeometryWarning
 from gomuon.parameters.stacks import Layer
@@ -17,7 +21,7 @@ class Reports:
         """Warn, unless the same was said before."""
         if message not in self._given:
             self._given.add(message)
-            warnings.warn(message, GeometryWarning, stacklevel=5)
+            _warn(message)
 
     def failed(self, layers: Iterable[Layer]) -> None:
         """Count results that could not be used, and warn of each layer once."""
@@ -56,10 +60,20 @@ class Reports:
 
     def partial_checkpoint(self, names: Sequence[str]) -> None:
         """A loaded checkpoint lacks states that this rank should have."""
-        warnings.warn(
+        _warn(
             f"the checkpoint lacks the state of {names[0]!r} and {len(names) - 1} more, which "
             "begin anew: it looks like one rank's part. Save with consolidated_state_dict() or "
-            "torch.distributed.checkpoint",
-            GeometryWarning,
-            stacklevel=5,
+            "torch.distributed.checkpoint"
         )
+
+
+# Folders whose lines no warning should point at: it is the user's line that causes it.
+_NOT_THE_USERS = tuple(str(Path(file).parent) for file in (__file__, torch.__file__))
+
+
+def _warn(message: str) -> None:
+    """Warn with the line of the user's program that led here."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, GeometryWarning, stacklevel=level)

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import gomuon
 from gomuon import DecompositionError, LayerSpec
+from gomuon.methods.registry import METHODS
 from tests.faults.arguments import Source
 from tests.faults.doors import DOORS, Arguments, Door
 
@@ -98,11 +98,7 @@ def _told(value: Any) -> str:
 
 # ---- constructors --------------------------------------------------------------------------------
 
-OPTIMIZERS = [
-    one
-    for name in gomuon.__all__
-    if inspect.isclass(one := getattr(gomuon, name)) and issubclass(one, torch.optim.Optimizer)
-]
+OPTIMIZERS = [*METHODS.values()]
 
 
 class _Attention(nn.Module):

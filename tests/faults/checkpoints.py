@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from gomuon.errors import DecompositionError, NonFiniteGradientError
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.settings import ADAMW_DEFAULTS, check_settings
+from tests.methods.table import COMMON, RECIPES, make, saved, wrong_values
 from tests.models import train, transformer
-from tests.test_every_recipe import BAD, COMMON, OWN_BAD, RECIPES, make, saved
 
 CASES = 1000
 
@@ -185,7 +185,7 @@ def hurt_settings(checkpoint: dict[str, Any], rng: random.Random) -> None:
     """A value that the constructor refuses."""
     method = checkpoint["method"]
     group = rng.choice(checkpoint["param_groups"])
-    wrong = {**BAD, **COMMON, **OWN_BAD.get(method, {}), "treatment": ["matrx", None, 3]}
+    wrong = {**wrong_values(method), **COMMON, "treatment": ["matrx", None, 3]}
     name = rng.choice([name for name in wrong if name in group])
     group[name] = rng.choice(wrong[name])
 
@@ -303,7 +303,7 @@ def _look(kind: str, model: nn.Module, victim: MatrixOptimizer, checkpoint: Any)
             return f"{kind}: refused, but training went on otherwise"
         return None
     for group in victim.param_groups:
-        check_settings(group, victim.recipe.checks)
+        check_settings(group, victim.recipe.settings)
         if group["adamw"].keys() != ADAMW_DEFAULTS.keys():
             return f"{kind}: AdamW's settings are {group['adamw']}"
     allowed = any(group["nonfinite"] == "allow" for group in victim.param_groups)

@@ -164,7 +164,6 @@ DOORS: dict[str, Door] = {
     "inside_only_direction": Door(
         functional.inside_only_direction, _with_method, _like("M", *_SIDES)
     ),
-    "halfspace_direction": Door(functional.halfspace_direction, _halfspace, _like("M", *_SIDES)),
     "frobenius_graft": Door(
         functional.frobenius_graft,
         lambda s: {"D": s.normal(*s.leading(), s.side(), s.side(), dtype=_dtype(s))},

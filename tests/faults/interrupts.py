@@ -18,8 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, _len_torch_dispatch_
 
 import gomuon
 from gomuon.optimizer import MatrixOptimizer
+from tests.methods.table import RECIPES
 from tests.models import language_loss, train, transformer
-from tests.test_every_recipe import RECIPES
 
 CASES = 24_000  # more than all steps have operations, so every one of them has its turn
 WARM = (4, 5)  # steps before: then comes a refresh step, or one that reuses

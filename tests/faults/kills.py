@@ -24,8 +24,8 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.experiments.plan import Arm, Plan
 from gomuon.lab.results.runs import CHECKPOINT, MANIFEST, METRICS, RESULT, TIMING
 from gomuon.lab.running.execution import PLAN, RUNS, run_campaign
+from tests.lab.helpers.killing import wait_or_kill
 from tests.lab.helpers.tiny_runs import ADDITION, Silent, addition_plan, forking
-from tests.lab.running.test_kills import wait_or_kill
 
 CASES = 200
 PAIRS = (("go-muon", "adamw"), ("muon", "shampoo"), ("soap", "kfac"))

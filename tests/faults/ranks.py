@@ -18,9 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gomuon import KFAC, SOAP, GoMuon, Muon, Shampoo
 from gomuon.errors import RankError
 from gomuon.optimizer import MatrixOptimizer
+from tests.distributed.launcher import DEAD, Ending, Place, endings
+from tests.distributed.worlds import wrapped
 from tests.models import tokens, transformer
-from tests.ranks.launcher import DEAD, Ending, Place, endings
-from tests.ranks.worlds import wrapped
 from tests.versions import HAS_FSDP2_ON_CPU
 
 CASES = 30

@@ -19,8 +19,8 @@ from torch import Tensor, nn
 import gomuon
 from gomuon import NonFiniteGradientError
 from gomuon.optimizer import MatrixOptimizer
+from tests.methods.table import RECIPES
 from tests.models import language_loss, transformer
-from tests.test_every_recipe import RECIPES
 
 Fault = Callable[[Tensor], Tensor]
 

@@ -45,9 +45,9 @@ def test_a_failed_steps_gradients_move_nothing_later(
     layer.weight.grad = -torch.eye(4)
     with monkeypatch.context() as patched:
         if where == "observer":
-            patched.setattr(optimizer, "_observers", [stop])
+            patched.setattr(optimizer._step, "observers", [stop])
         else:
-            patched.setattr("gomuon.axes.polar", stop)
+            patched.setattr("gomuon.methods.stations.polar", stop)
         with pytest.raises(stopped_by):
             optimizer.step()
     before = layer.weight.detach().clone()
@@ -80,4 +80,4 @@ def test_an_interrupted_step_is_not_counted() -> None:
 
 
 def refreshes(optimizer: MatrixOptimizer) -> bool:
-    return any(capture.window.open for capture in optimizer._captures)
+    return any(capture.shared.open for capture in optimizer._capture.groups)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.test_cli import refused
+from tests.lab.helpers.commands import refused
 
 
 @pytest.fixture

@@ -1,8 +1,7 @@
-"""The command line as a person meets it: what it prints, what it refuses, how it stops."""
+"""The command line: what it prints, what it refuses, how it stops."""
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import re
@@ -14,32 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 import gomuon.__main__
 from gomuon.lab import cli
+from gomuon.lab.campaign_commands import jobs_and_threads
 from gomuon.lab.data import corpora
-from gomuon.lab.experiments import racing
-from gomuon.lab.formatting import duration
 from gomuon.lab.results.runs import METRICS, load_run
-from gomuon.lab.running import execution, progress, timing
-from gomuon.lab.running.progress import LiveDisplay, PlainDisplay
-from gomuon.lab.running.training import UpdateReport, train
+from gomuon.lab.running import execution, timing
+from gomuon.lab.running.training import train
+from tests.lab.helpers.commands import TINY, refused
 from tests.lab.helpers.tiny_runs import addition
 
-TINY = [*("--width", "8"), *("--layers", "1"), *("--heads", "2"), *("--hidden", "8")]
-TINY += [*("--modulus", "5"), *("--threads", "1")]
 RACE = ["race", "--optimizers", "go-muon,adamw", "--jobs", "2", *TINY]
-
-
-def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
-    """The one line a refused command prints."""
-    assert cli.main(arguments) == 2
-    said = capsys.readouterr()
-    assert said.err.startswith("gomuon: ")
-    assert said.err.count("\n") == 1
-    assert "Traceback" not in said.err + said.out
-    return said.err
 
 
 @pytest.mark.parametrize(
@@ -171,10 +156,10 @@ def test_a_race_whose_arm_diverges_is_timed_and_reported(
 
 
 def test_a_campaign_keeps_the_threads_it_was_begun_with(tmp_path: Path) -> None:
-    assert cli.jobs_and_threads(4, jobs=2, threads=3, folder=tmp_path) == (2, 3)
+    assert jobs_and_threads(4, jobs=2, threads=3, folder=tmp_path) == (2, 3)
     (tmp_path / execution.PLAN).write_text('{"threads": 5}')
-    assert cli.jobs_and_threads(4, jobs=2, threads=None, folder=tmp_path) == (2, 5)
-    assert cli.jobs_and_threads(4, jobs=2, threads=1, folder=tmp_path) == (2, 1)
+    assert jobs_and_threads(4, jobs=2, threads=None, folder=tmp_path) == (2, 5)
+    assert jobs_and_threads(4, jobs=2, threads=1, folder=tmp_path) == (2, 1)
 
 
 def test_dry_run_prints_the_plan_and_runs_nothing(
@@ -249,35 +234,3 @@ def test_a_missing_extra_says_how_to_get_it(
     monkeypatch.delattr(gomuon.lab, "cli")
     assert gomuon.__main__.main() == 2
     assert 'pip install "gomuon[lab]"' in capsys.readouterr().err
-
-
-def test_live_and_plain_displays_show_the_same_facts() -> None:
-    plan = racing.race_plan("grokking", "go-muon,adamw", steps=100)
-    config = plan.config(plan.arms[0], 0, 0.08)
-    metrics = {"step": 40, "loss": 1.23456, "train_accuracy": 0.5, "test_accuracy": 0.125}
-    for kind, terminal in ((PlainDisplay, False), (LiveDisplay, True)):
-        console = Console(record=True, force_terminal=terminal, width=120, file=io.StringIO())
-        shown = progress.open_display(plan, console)
-        assert type(shown) is kind
-        with shown:
-            shown.skip(plan.config(plan.arms[1], 0, 0.01))
-            shown.begin(config)
-            shown.update(config, UpdateReport(40, 0.5, metrics))
-            assert shown.pace.left == 60
-            assert shown.pace.seconds_left() is not None
-            shown.finish(config)
-        text = console.export_text()
-        assert "go-muon-s0" in text
-        assert "loss 1.2346  train 50.0%  held out 12.5%" in text
-        assert "finished before" in text
-        assert shown.pace.finished == 2
-
-
-def test_times_are_words() -> None:
-    assert [duration(s) for s in (0, 59.6, 61, 7325, None)] == [
-        "0 s",
-        "1 min 00 s",
-        "1 min 01 s",
-        "2 h 02 min",
-        "some time",
-    ]

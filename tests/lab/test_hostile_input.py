@@ -1,4 +1,4 @@
-"""Empty words, absurd numbers, forged files, names that are no text: one line, never a trace."""
+"""Empty values, absurd numbers, forged files and strange names give one line, no traceback."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from gomuon.lab.files import read_json, read_json_lines, write_json
 from gomuon.lab.report.writing import write_report
 from gomuon.lab.results.runs import MANIFEST, load_run
 from gomuon.lab.running.training import train
+from tests.lab.helpers.commands import TINY, refused
 from tests.lab.helpers.made_bench import made_result
 from tests.lab.helpers.made_campaigns import race, write_campaign
 from tests.lab.helpers.reports import edit_json
 from tests.lab.helpers.tiny_runs import addition
-from tests.lab.test_cli import TINY, refused
 
 RED = "\x1b[31mred\x1b[0m"
 SMALL = [*TINY, "--optimizers", "adamw", "--steps", "2", "--jobs", "1"]
@@ -272,7 +272,7 @@ def test_a_forged_selection_is_named(field: str, value: Any, tmp_path: Path) -> 
     path.write_text(json.dumps(whole))
     assert read_selection(path).picked == {"adamw": (0.1, None)}
     path.write_text(json.dumps({**whole, field: value}))
-    with pytest.raises(LabError, match=r"selection\.json is not a selection of gomuon tune"):
+    with pytest.raises(LabError, match=r"selection\.json is not a valid selection"):
         read_selection(path)
 
 

@@ -1,4 +1,4 @@
-"""A campaign folder from elsewhere may hold links: what they lead to stays as it is."""
+"""Symbolic links in a campaign folder are refused, and their targets stay unchanged."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from gomuon.lab.results.runs import CHECKPOINT, MANIFEST, METRICS, RESULT, TIMIN
 from gomuon.lab.running.execution import PLAN, RUNS, SELECTION, run_campaign
 from gomuon.lab.running.training import train
 from tests.lab.helpers.made_campaigns import race, write_campaign
-from tests.lab.helpers.tiny_runs import Silent, addition, addition_plan
-from tests.lab.running.test_training import stop_after
+from tests.lab.helpers.tiny_runs import Silent, addition, addition_plan, stop_after
 
 PLAN_OF_ONE = addition_plan((Arm("adamw", "AdamW", "adamw", 0.01),))
 WORDS = "is a symbolic link, and gomuon does not write through links"

@@ -1,4 +1,4 @@
-"""`gomuon verify` holds here, and would say so if it did not."""
+"""`gomuon verify` passes here, and fails if the mathematics is wrong."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every arm trains every model it is meant for; what is missing or breaks says why."""
+"""Every arm trains every model it can train; otherwise it says why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The yardsticks do the job they are compared at."""
+"""The baselines compute what they are compared with."""
 
 from __future__ import annotations
 

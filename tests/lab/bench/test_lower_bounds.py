@@ -1,4 +1,4 @@
-"""The lower_bound under a step: what it multiplies and decomposes, and nothing else."""
+"""The lower bound of a step counts its products and decompositions, and nothing else."""
 
 from __future__ import annotations
 

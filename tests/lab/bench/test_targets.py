@@ -1,4 +1,4 @@
-"""Bars: which ratio is held to what, and what is said of it."""
+"""Targets: which ratio is compared with which limit, and the verdict."""
 
 from __future__ import annotations
 

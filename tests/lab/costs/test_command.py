@@ -1,4 +1,4 @@
-"""`gomuon plan`: the published configurations, figures that add up, clear refusals."""
+"""`gomuon plan`: the published models, numbers that add up, clear errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gomuon.lab.costs.tables import human
 from gomuon.lab.costs.traffic import Mesh, status_bytes
 from gomuon.lab.experiments import optimizers
 from tests.counting import counted, kept_bytes
-from tests.lab.test_cli import refused
+from tests.lab.helpers.commands import refused
 
 DOCS = Path(__file__).parents[3] / "docs" / "scaling.md"
 PUBLISHED = {

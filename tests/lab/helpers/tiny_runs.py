@@ -12,6 +12,7 @@ import pytest
 from gomuon.lab.data import corpora
 from gomuon.lab.experiments.plan import Arm, Plan, Quick
 from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.results.runs import METRICS
 from gomuon.lab.running.training import UpdateReport
 from gomuon.lab.running.workers import PRELOAD
 
@@ -82,7 +83,7 @@ def forking() -> Any:
 
 
 class Silent:
-    """A observer that only remembers."""
+    """An observer that only remembers."""
 
     def __init__(self) -> None:
         self.skipped: list[str] = []
@@ -101,3 +102,13 @@ class Silent:
 
     def note(self, text: str) -> None:
         self.notes.append(text)
+
+
+def stop_after(count: int) -> Any:
+    """Say yes from the given call on: a Ctrl-C at a chosen update."""
+    calls = iter(range(10**9))
+    return lambda: next(calls) >= count
+
+
+def metrics_of(folder: Path) -> bytes:
+    return (folder / METRICS).read_bytes()

@@ -1,4 +1,4 @@
-"""A report opened in a real browser: nothing missing, nothing cut off, nothing complained about."""
+"""A report in a real browser: nothing is missing or cut off, and there are no errors."""
 
 from __future__ import annotations
 

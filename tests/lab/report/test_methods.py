@@ -14,6 +14,7 @@ from gomuon.lab import cli
 from gomuon.lab.experiments.optimizers import command_name, entries
 from gomuon.lab.report import terminal_methods
 from gomuon.lab.report.methods_page import markdown
+from gomuon.lab.report.terminal_methods import axes, recipes
 from gomuon.methods.registry import METHODS
 from tests.lab.test_cli import refused
 
@@ -70,8 +71,8 @@ def test_the_narrow_list_leaves_nothing_out(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = squeezed(printed([], capsys, monkeypatch))
-    for recipe in terminal_methods.recipes():
-        for value in terminal_methods.axes(recipe):
+    for recipe in recipes():
+        for value in axes(recipe):
             assert squeezed(value) in text
 
 
@@ -107,7 +108,7 @@ def test_the_page_has_every_formula_and_calls_that_are_true() -> None:
     text = markdown()
     assert re.findall(r"^## (\w+)$", text, re.MULTILINE) == [*METHODS, "Variants"]
     calls = re.findall(r"```python\n(.*?)\n```", text, re.DOTALL)
-    for recipe, source in zip(terminal_methods.recipes(), calls, strict=True):
+    for recipe, source in zip(recipes(), calls, strict=True):
         assert squeezed(recipe.formula) in squeezed(text)
         call = ast.parse(source, mode="eval").body
         assert isinstance(call, ast.Call)

@@ -1,4 +1,4 @@
-"""A report says what the runs say, beside what the paper says, and refuses what does not fit."""
+"""A report shows the results of the runs next to those of the paper."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a report refuses, with one line that names the culprit, and what it renders harmless."""
+"""Campaigns that do not fit are refused with one line that names the file."""
 
 from __future__ import annotations
 

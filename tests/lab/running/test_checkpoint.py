@@ -18,8 +18,7 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.results.runs import CHECKPOINT, METRICS, TIMING
 from gomuon.lab.running import training
 from gomuon.lab.running.training import train
-from tests.lab.helpers.tiny_runs import addition
-from tests.lab.running.test_training import metrics_of, stop_after
+from tests.lab.helpers.tiny_runs import addition, metrics_of, stop_after
 
 State = dict[str, Any]
 

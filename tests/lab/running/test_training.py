@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import pickle
 import resource
 from pathlib import Path
@@ -17,19 +16,15 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers
 from gomuon.lab.results import runs
 from gomuon.lab.results.runs import CHECKPOINT, MANIFEST, METRICS, RESULT, TIMING, load_run
-from gomuon.lab.running import training
 from gomuon.lab.running.training import UpdateReport, train
-from tests.lab.helpers.tiny_runs import addition, characters, corpus_on_disk, forking
-
-
-def stop_after(count: int) -> Any:
-    """Say yes from the given call on: a Ctrl-C at a chosen update."""
-    calls = iter(range(10**9))
-    return lambda: next(calls) >= count
-
-
-def metrics_of(folder: Path) -> bytes:
-    return (folder / METRICS).read_bytes()
+from tests.lab.helpers.tiny_runs import (
+    addition,
+    characters,
+    corpus_on_disk,
+    forking,
+    metrics_of,
+    stop_after,
+)
 
 
 def test_a_run_leaves_a_complete_folder(tmp_path: Path) -> None:
@@ -91,24 +86,6 @@ def test_a_release_behind_the_system_is_no_other_machine(tmp_path: Path) -> None
     (tmp_path / MANIFEST).write_text(json.dumps(manifest))
     train(addition(), tmp_path)
     assert load_run(tmp_path).resumed == ()
-
-
-@pytest.mark.parametrize(
-    ("resumed", "words"),
-    [
-        (3, "'resumed' must be a list, not 3"),
-        ([{"step": 3}], "under 'resumed' is not step, commit, versions and machine"),
-        (["x"], "under 'resumed' is not step, commit, versions and machine"),
-    ],
-)
-def test_resumptions_that_cannot_be_read_are_named(
-    resumed: Any, words: str, tmp_path: Path
-) -> None:
-    train(addition(), tmp_path)
-    manifest = json.loads((tmp_path / MANIFEST).read_text())
-    (tmp_path / MANIFEST).write_text(json.dumps({**manifest, "resumed": resumed}))
-    with pytest.raises(LabError, match=words):
-        load_run(tmp_path)
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon", "go-muon"])
@@ -325,113 +302,3 @@ def test_alignment_counts_survive_a_resume(tmp_path: Path, monkeypatch: pytest.M
     assert run.result is not None
     assert run.result["negative_source"] == 12
     assert run.result["negative_gradient"] == 0
-
-
-def test_a_folder_that_is_no_run_is_said_to_be_none(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="not a run folder"):
-        load_run(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("manifest", "words"),
-    [
-        ("{", "not valid JSON"),
-        ("[]", "must hold a JSON object"),
-        ('{"format": 2}', "format 2 is unknown"),
-        ('{"format": 1}', "'config' is missing"),
-        ('{"format": 1, "config": {"colour": 1}, "hashes": {}}', "'colour'"),
-        ('{"format": 1, "config": {"task": "ptb"}, "hashes": {}}', "invalid configuration"),
-    ],
-)
-def test_a_bad_manifest_is_named(manifest: str, words: str, tmp_path: Path) -> None:
-    (tmp_path / MANIFEST).write_text(manifest)
-    with pytest.raises(LabError, match=words) as caught:
-        load_run(tmp_path)
-    assert MANIFEST in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_truncated_line_of_a_finished_run_is_an_error(tmp_path: Path) -> None:
-    train(addition(), tmp_path)
-    content = metrics_of(tmp_path)
-    (tmp_path / METRICS).write_bytes(content[:-9])
-    with pytest.raises(LabError, match=r"metrics\.jsonl, line 12: truncated"):
-        load_run(tmp_path)
-    lines = content.splitlines(keepends=True)
-    lines[4] = lines[4][:7] + b"\n"
-    (tmp_path / METRICS).write_bytes(b"".join(lines))
-    with pytest.raises(LabError, match=r"metrics\.jsonl, line 5: truncated"):
-        load_run(tmp_path)
-
-
-def test_changed_metrics_of_a_finished_run_are_refused(tmp_path: Path) -> None:
-    train(addition(), tmp_path)
-    content = metrics_of(tmp_path)
-    (tmp_path / METRICS).write_bytes(content.replace(b'"loss": 1', b'"loss": 0', 1))
-    with pytest.raises(LabError, match="changed after the run"):
-        load_run(tmp_path)
-    (tmp_path / METRICS).write_bytes(b"".join(content.splitlines(keepends=True)[:-1]))
-    with pytest.raises(LabError, match="has 11 updates"):
-        load_run(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        ({"steps": 0}, "steps must be at least 1, not 0"),
-        ({"lr": -0.1}, "lr must be a positive number, not -0.1"),
-        ({"lr": float("nan")}, "lr must be a positive number"),
-        ({"seed": -1}, "seed must be between 0 and 18446744073709551615, not -1"),
-        ({"seed": 2**64}, "seed must be between 0 and 18446744073709551615, not 1844"),
-        ({"label": "fast"}, "label must be"),
-        ({"threads": 0}, "threads must be at least 1"),
-    ],
-)
-def test_impossible_numbers_are_refused(change: dict[str, Any], words: str) -> None:
-    with pytest.raises(LabError, match=words):
-        addition(**change)
-
-
-def test_names_are_the_recipes_and_their_variants() -> None:
-    with pytest.raises(LabError, match="did you mean 'go-muon'"):
-        optimizers.find("gomuon")
-    spelled = "muon kfac shampoo soap mousse fismo go-muon newton-muon muon-squared malt muon-plus"
-    spelled += " muon-eq scion kfac-muon muon-qk halfspace go-muon-input go-muon-output muon-heads"
-    assert optimizers.names() == ["adamw", *spelled.split()]
-    assert [optimizers.default_rate(n, "ptb") for n in ("muon-heads", "adamw")] == [0.02, 3e-3]
-    assert [optimizers.default_rate(n, "grokking") for n in ("muon-heads", "adamw")] == [0.16, 0.01]
-
-
-@pytest.mark.parametrize("name", optimizers.names())
-def test_every_name_can_be_trained_with(name: str) -> None:
-    session = training.Session(addition(optimizer=name, lr=1e-3, steps=3, telemetry=True))
-    line, _ = [session.update(step) for step in (1, 2, 3)][-1]
-    assert math.isfinite(line["loss"])
-    assert ("negative_source" in line) == (name != "adamw")
-
-
-def test_variants_differ_from_their_recipes_where_they_say() -> None:
-    by_input = training.Session(addition(optimizer="go-muon-input")).optimizer
-    assert by_input.param_groups[0]["alpha"] == (0.0, 0.25)
-    moves = {}
-    for name in ("muon", "muon-heads"):
-        session = training.Session(addition(optimizer=name, lr=0.1, heads=2))
-        before = {key: value.clone() for key, value in session.model.state_dict().items()}
-        session.update(1)
-        moved = {key: value - before[key] for key, value in session.model.state_dict().items()}
-        moves[name] = moved
-    same = {key for key in moves["muon"] if torch.allclose(*(m[key] for m in moves.values()))}
-    apart = {key.split(".")[-2] for key in set(moves["muon"]) - same}
-    assert apart == set("qkvo")
-
-
-def test_an_optimizers_refusal_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="invalid settings of optimizer 'go-muon'") as caught:
-        train(addition(optimizer="go-muon", options={"colour": 1}), tmp_path)
-    assert "\n" not in str(caught.value)
-
-
-def test_both_groups_follow_the_schedule() -> None:
-    session = training.Session(addition(optimizer="go-muon", lr=0.08, adamw_lr=0.01, steps=60))
-    session.update(25)
-    assert [group["lr"] for group in session.optimizer.param_groups] == pytest.approx([0.04, 0.005])

@@ -15,10 +15,10 @@ from rich.console import Console
 from rich.table import Table as Rich
 from rich.text import Text
 
-from gomuon.lab import files
 from gomuon.lab.bench import benchmark, tables
 from gomuon.lab.bench import speed_page as pages
 from gomuon.lab.errors import Interrupted
+from gomuon.lab.files import write_text
 from gomuon.lab.flags import Flag, OptionalInt, OptionalPath, OptionalText
 from gomuon.lab.formatting import duration
 from gomuon.lab.input_checks import errors_naming, require_whole
@@ -110,8 +110,7 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
     # Imported late: matplotlib takes a while, and a long benchmark should start at once.
     importlib.import_module("gomuon.lab.bench.plot").write(result, folder)
     text = pages.markdown(result, benchmark.FILE, "bench")
-    path = folder / REPORT
-    files.write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
+    write_text(folder / REPORT, text)
 
 
 def show(result: Mapping[str, Any], console: Console) -> None:

@@ -17,8 +17,8 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from gomuon.lab import files
 from gomuon.lab.bench.tables import against_passes, number
+from gomuon.lab.files import write_text
 from gomuon.lab.report.svg import Style, label, render_svg
 
 NAME = "bench"
@@ -50,13 +50,9 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
 
     height = 1.1 + 0.26 * len(names) + (2.6 if growth else 0)
     for ending, dark in (("", False), ("-dark", True)):
-        _write(
+        write_text(
             folder / f"{NAME}{ending}.svg", render_svg(draw_on, Style(wide=True, dark=dark), height)
         )
-
-
-def _write(path: Path, text: str) -> None:
-    files.write_atomically(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 def _measured(work: Mapping[str, Any]) -> bool:

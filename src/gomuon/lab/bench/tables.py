@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gomuon.lab.bench import targets
+from gomuon.lab.formatting import ABSENT
 from gomuon.lab.report.document import Cell, Table
 
-ABSENT = "–"
 COLUMNS = ("optimizer", "K", "step", "whole step", "state", "peak memory")
 
 

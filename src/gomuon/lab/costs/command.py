@@ -96,7 +96,7 @@ def plan(
         if model
         else planned_model.published_model(name, tokens, dtype)
     )
-    figures = compare_costs(
+    comparison = compare_costs(
         planned,
         Mesh(ranks // shards, shards),
         optimizers,
@@ -106,6 +106,6 @@ def plan(
         polar=polar,
     )
     if json:
-        sys.stdout.write(jsons.dumps(figures.as_dict(), indent=2) + "\n")
+        sys.stdout.write(jsons.dumps(comparison.as_dict(), indent=2) + "\n")
     else:
-        print_comparison(figures, SafeConsole(), owners)
+        print_comparison(comparison, SafeConsole(), owners)

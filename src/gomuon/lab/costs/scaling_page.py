@@ -11,10 +11,11 @@ from gomuon.lab.costs.tables import cost_rows, heading, notes
 from gomuon.lab.costs.traffic import Mesh
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments.optimizers import title
-from gomuon.lab.files import write_atomically
+from gomuon.lab.files import write_text
+from gomuon.lab.report.markdown import table_row
 
-BEGIN = "<!-- figures: made by make docs -->"
-END = "<!-- end of figures -->"
+BEGIN = "<!-- tables: made by make docs -->"
+END = "<!-- end of tables -->"
 METHODS = "go-muon,go-muon-input,muon,shampoo,kfac,adamw"
 # Model, mesh and dtype.
 SHOWN = (
@@ -32,9 +33,8 @@ def write(path: Path) -> None:
         raise LabError(f"--markdown {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise LabError(f"--markdown {path} is not UTF-8 text: {error}") from error
-    fresh = renewed(text, str(path))
     # A link here was given by the user: write to the file it points to.
-    write_atomically(path.resolve(), lambda part: part.write_text(fresh, encoding="utf-8"))
+    write_text(path.resolve(), renewed(text, str(path)))
 
 
 def renewed(text: str, name: str = "the page") -> str:
@@ -65,4 +65,4 @@ def _section(name: str, mesh: Mesh, dtype: str) -> Iterator[str]:
     )
     heads = ["", *(title(method.method) for method in found.methods)]
     rows = [heads, ["---", *["---:"] * len(found.methods)], *cost_rows(found)]
-    yield "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    yield "\n".join(table_row(row) for row in rows)

@@ -12,9 +12,9 @@ from rich.text import Text
 from gomuon.lab.costs.comparison import CostComparison
 from gomuon.lab.costs.estimate import CostEstimate, Spread
 from gomuon.lab.experiments.optimizers import title
+from gomuon.lab.formatting import ABSENT
 
 FEW = 8  # owners shown without --owners
-NOTHING = "–"
 
 
 def human(value: float, unit: str) -> str:
@@ -28,17 +28,17 @@ def human(value: float, unit: str) -> str:
 
 
 def most(value: Spread | None, unit: str) -> str:
-    return NOTHING if value is None else human(value.largest, unit)
+    return ABSENT if value is None else human(value.largest, unit)
 
 
 def mean(value: Spread | None, unit: str) -> str:
-    return NOTHING if value is None else human(value.mean, unit)
+    return ABSENT if value is None else human(value.mean, unit)
 
 
 def share(value: Spread | None, whole: float) -> str:
     """The largest work of a rank, as a percentage of forward and backward."""
     if value is None:
-        return NOTHING
+        return ABSENT
     percent = 100 * value.largest / whole
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
@@ -49,7 +49,7 @@ def cost_rows(comparison: CostComparison) -> list[tuple[str, ...]]:
     whole = comparison.model_flops
     first = ("work, first step", *(most(f.first, "FLOP") for f in methods))
     return [
-        ("refresh every K", *(str(f.refresh_every or NOTHING) for f in methods)),
+        ("refresh every K", *(str(f.refresh_every or ABSENT) for f in methods)),
         ("state, most", *(most(f.state, "B") for f in methods)),
         ("state, mean", *(mean(f.state, "B") for f in methods)),
         ("captured sums", *(human(f.moments, "B") for f in methods)),

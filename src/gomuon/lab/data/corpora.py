@@ -21,7 +21,7 @@ from torch import Tensor
 
 from gomuon.lab.data.downloads import Unavailable, Wheel, from_url, from_wheel
 from gomuon.lab.errors import LabError, unknown_name
-from gomuon.lab.files import write_atomically
+from gomuon.lab.files import make_folder, write_atomically
 from gomuon.lab.input_checks import is_file, is_folder
 
 ENVIRONMENT_VARIABLE = "GOMUON_DATA"
@@ -123,7 +123,7 @@ def fetch(names: Iterable[str], data_dir: str | Path | None = None) -> list[Path
     """
     sources = [source_of(name) for name in names]  # all names are checked before the first download
     if data_dir is not None:
-        _make_folder(Path(data_dir))
+        make_folder(Path(data_dir))
     paths = []
     for source in sources:
         path = _find(source, _folders(data_dir))
@@ -219,7 +219,7 @@ def _fault(content: bytes, source: Source) -> str:
 
 def _fetch(source: Source, destination: Path) -> bytes:
     """Try every source in turn; write only verified bytes to `destination`."""
-    _make_folder(destination.parent)  # before the download, in case the folder is read-only
+    make_folder(destination.parent)  # before the download, in case the folder is read-only
     reasons = []
     for url in source.urls:
         try:
@@ -244,13 +244,6 @@ def _fetch(source: Source, destination: Path) -> bytes:
         f"Put it at {destination}, or as {source.path} into a folder given by --data-dir or "
         f"{ENVIRONMENT_VARIABLE}: {source.words}; {source.bytes:,} bytes, sha256 {source.sha256}"
     )
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise LabError(f"{folder}: cannot be created ({error.strerror or error})") from error
 
 
 def _write(destination: Path, content: bytes) -> bytes:

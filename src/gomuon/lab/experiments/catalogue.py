@@ -290,7 +290,7 @@ def with_selection(plan: Plan, selection: Selection) -> Plan:
         # The paper's numbers for the arms it compared, at the paper's rates.
         compared = {name for pair in plan.comparisons for name in pair}
         printed = {new[name].name: row for name, row in paper.grokking.items() if name in compared}
-        note = "the rates here were tuned; the paper's figures are at the paper's rates"
+        note = "the rates here were tuned; the paper's results are at the paper's rates"
         paper = dataclasses.replace(paper, grokking=printed, notes=(*paper.notes, note))
     methods = ", ".join(dict.fromkeys(arm.optimizer for arm in swept))
     return dataclasses.replace(

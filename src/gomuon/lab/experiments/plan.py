@@ -150,7 +150,6 @@ def adapt(
     seeds: tuple[int, ...] | None = None,
     steps: int | None = None,
     threads: int = 1,
-    checkpoint_every: int | None = None,
 ) -> Plan:
     """The plan with the user's seeds, steps and threads; labelled "quick" if it has fewer steps."""
     declared = plan.steps
@@ -160,8 +159,6 @@ def adapt(
     if len(set(chosen_seeds)) != len(chosen_seeds) or min(chosen_seeds) < 0:
         raise LabError(f"--seeds must be different and not negative, not {list(chosen_seeds)}")
     settings = {**plan.settings, **(plan.quick.settings if quick else {})}
-    if checkpoint_every is not None:
-        settings["checkpoint_every"] = checkpoint_every
     return dataclasses.replace(
         plan,
         steps=chosen_steps,

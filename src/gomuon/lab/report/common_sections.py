@@ -37,7 +37,7 @@ def paper_notes(campaign: Campaign) -> list[Note]:
     """The source of the published results, and notes on comparing with them."""
     if not campaign.paper:
         return []
-    notes = [Note(f"The paper's figures: {campaign.paper.get('source', '')}.", "quiet")]
+    notes = [Note(f"The paper's results: {campaign.paper.get('source', '')}.", "quiet")]
     return notes + [Note(str(note), "quiet") for note in campaign.paper.get("notes") or []]
 
 

@@ -30,13 +30,13 @@ def differences(report: LanguageOutcomes) -> tuple[Block, ...]:
     if not drawn:
         return tuple(tables)
     told = [f"{row.name} {row.legend} {w.signed(row.mean, 2)} %" for row in drawn]
-    picture = plots.paired_differences(
+    plot = plots.paired_differences(
         "Relative paired differences; left of zero the loss is lower. Dots are seeds, a diamond is "
         "their mean and a bar its 95 % interval.",
         f"Mean differences in per cent of the control: {w.listing(told)}.",
         drawn,
     )
-    return (picture, *tables)
+    return (plot, *tables)
 
 
 def _difference_table(

@@ -73,7 +73,7 @@ class Standing:
 
     place: str
     name: str
-    figure: str
+    result: str
     unit: str
     remark: str
     color: int  # index into the palette of the plots

@@ -83,7 +83,7 @@ def _standing(
         return Standing(
             place=f"{place}.",
             name=name,
-            figure=f"{100 * report.final_accuracy(arm):.1f} %",
+            result=f"{100 * report.final_accuracy(arm):.1f} %",
             unit=f"held out after {w.many((diverged or report.campaign.steps + 1) - 1, 'update')}",
             remark="not grokked" if diverged is None else f"diverged at update {diverged:,}",
             color=arm.color,
@@ -96,7 +96,7 @@ def _standing(
     return Standing(
         place=f"{place}.",
         name=name,
-        figure=report.grok_step_text(arm),
+        result=report.grok_step_text(arm),
         unit="updates to sustained 99 % held out",
         remark=remark,
         color=arm.color,

@@ -83,7 +83,7 @@ def _standing(standing: Standing) -> str:
         f'<li class="card arm{standing.color % len(LIGHT)}{winner}">'
         f'<span class="place">{escape(standing.place)}</span>'
         f'<span class="name">{escape(standing.name)}</span>'
-        f'<span class="figure">{escape(standing.figure)}'
+        f'<span class="figure">{escape(standing.result)}'
         f'<span class="unit">{escape(standing.unit)}</span></span>'
         f'<span class="remark">{escape(standing.remark)}</span></li>'
     )
@@ -104,7 +104,7 @@ def _block(block: Block) -> str:
         case Facts():
             return _facts(block)
         case Plot():
-            return _picture(block)
+            return _plot(block)
         case Table():
             return _table(block)
 
@@ -116,19 +116,19 @@ def _facts(facts: Facts) -> str:
     return f"<dl>{pairs}</dl>"
 
 
-def _picture(picture: Plot) -> str:
+def _plot(plot: Plot) -> str:
     sources = "".join(
         f'<source media="{media}" srcset="{_data(svg)}">\n'
         for media, svg in (
-            ("(max-width:640px) and (prefers-color-scheme:dark)", picture.narrow_dark),
-            ("(max-width:640px)", picture.narrow),
-            ("(prefers-color-scheme:dark)", picture.wide_dark),
+            ("(max-width:640px) and (prefers-color-scheme:dark)", plot.narrow_dark),
+            ("(max-width:640px)", plot.narrow),
+            ("(prefers-color-scheme:dark)", plot.wide_dark),
         )
     )
     return (
         f"<figure>\n<picture>\n{sources}"
-        f'<img src="{_data(picture.wide)}" alt="{escape(picture.alt)}">\n</picture>\n'
-        f"<figcaption>{escape(picture.caption)}</figcaption>\n</figure>"
+        f'<img src="{_data(plot.wide)}" alt="{escape(plot.alt)}">\n</picture>\n'
+        f"<figcaption>{escape(plot.caption)}</figcaption>\n</figure>"
     )
 
 

@@ -36,7 +36,7 @@ def headline(report: LanguageOutcomes) -> str:
 
 def _gain(control: ArmRuns, result: PairedSeeds) -> str:
     if math.isnan(result.mean):
-        return f"no figure against {control.title}, because a run diverged"
+        return f"no result against {control.title}, because a run diverged"
     way = "lower" if result.mean < 0 else "higher"
     text = f"{abs(100 * result.relative):.2f} % {way} training loss than {control.title}"
     if result.low <= 0 <= result.high:
@@ -75,7 +75,7 @@ def standings(report: LanguageOutcomes) -> tuple[Standing, ...]:
             Standing(
                 place=f"{place}.",
                 name=arm.label,
-                figure=f"{value:.4f}" if math.isfinite(value) else "–",
+                result=f"{value:.4f}" if math.isfinite(value) else "–",
                 unit=f"loss, {report.deciding.title}",
                 remark=remark.replace("+", ""),
                 color=arm.color,
@@ -119,7 +119,7 @@ def _curves(report: LanguageOutcomes) -> tuple[Block, ...]:
     alt = f"Loss curves of {w.listing([arm.name for arm in arms])}."
     if ranking:
         alt += f" {report.deciding.title.capitalize()}: {w.listing(ranking)}."
-    picture = plots.losses(
+    plot = plots.losses(
         caption,
         alt,
         arms,
@@ -127,7 +127,7 @@ def _curves(report: LanguageOutcomes) -> tuple[Block, ...]:
         differences,
         reference.title if reference else "",
     )
-    return (picture,)
+    return (plot,)
 
 
 def _reference(report: LanguageOutcomes) -> tuple[ArmRuns | None, list[ArmRuns]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from gomuon.lab.report.document import (
     Block,
@@ -16,7 +17,7 @@ from gomuon.lab.report.document import (
     visible,
 )
 
-QUICK = "QUICK run: shortened, not comparable with the paper's figures"
+QUICK = "QUICK run: shortened, not comparable with the paper's results"
 
 
 def render_markdown(document: Document) -> str:
@@ -27,7 +28,7 @@ def render_markdown(document: Document) -> str:
     parts += [_line(text) for text in (document.evidence, document.introduction) if text]
     if document.standings:
         rows = [
-            f"| {escape(s.place)} | {escape(s.name)} | {escape(s.figure)} {escape(s.unit)} "
+            f"| {escape(s.place)} | {escape(s.name)} | {escape(s.result)} {escape(s.unit)} "
             f"| {escape(s.remark)} |"
             for s in document.standings
         ]
@@ -68,13 +69,13 @@ def _block(block: Block) -> str:
 def table_text(table: Table, caption: str) -> str:
     """The caption and the table below it."""
     marks = ["---" if i < table.left else "---:" for i in range(len(table.columns))]
-    lines = [_row([escape(column) for column in table.columns]), _row(marks)]
+    lines = [table_row([escape(column) for column in table.columns]), table_row(marks)]
     for row in table.rows:
         cells = [cell(value) for value in row]
         texts = [f"**{escape(c.text)}**" if c.best else escape(c.text) for c in cells]
-        lines.append(_row(texts + [""] * (len(table.columns) - len(texts))))
+        lines.append(table_row(texts + [""] * (len(table.columns) - len(texts))))
     return f"{caption}\n\n" + "\n".join(lines)
 
 
-def _row(cells: list[str]) -> str:
+def table_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"

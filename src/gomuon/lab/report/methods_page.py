@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterator
 
 from gomuon.lab.experiments.optimizers import VARIANTS, OptimizerEntry, command_name
-from gomuon.lab.report.markdown import escape
+from gomuon.lab.report.markdown import escape, table_row
 from gomuon.lab.report.terminal_methods import AXES, axes, blocks, docstring, recipes
 from gomuon.methods.recipe import Recipe
 
@@ -38,17 +38,13 @@ def markdown() -> str:
 
 def _table() -> str:
     heads = ["method", "name", *AXES[:-1], "default lr", AXES[-1]]
-    lines = [_row(heads), _row(["---"] * len(heads))]
+    lines = [table_row(heads), table_row(["---"] * len(heads))]
     for recipe in recipes():
         *middle, origin = (escape(value) for value in axes(recipe))
         link = f"[{escape(recipe.name)}](#{recipe.name.lower()})"
         rate = f"{recipe.defaults['lr']:g}"
-        lines.append(_row([link, _code(command_name(recipe.name)), *middle, rate, origin]))
+        lines.append(table_row([link, _code(command_name(recipe.name)), *middle, rate, origin]))
     return "\n".join(lines)
-
-
-def _row(cells: list[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _section(recipe: Recipe) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
 from pathlib import Path
 
 from gomuon.lab import formatting as w
 from gomuon.lab.experiments.selection import EXPERIMENT
-from gomuon.lab.files import write_atomically
+from gomuon.lab.files import write_text
 from gomuon.lab.input_checks import errors_naming
 from gomuon.lab.report import common_sections, grokking_sections, language_sections, sweep_sections
 from gomuon.lab.report.document import Document, Note, Section, Standing
@@ -34,7 +33,7 @@ def write_report(folder: str | Path) -> tuple[Path, Path]:
         document = build_document(read_campaign(folder))
         texts = {MARKDOWN: render_markdown(document), HTML: render_html(document)}
     for name, text in texts.items():
-        write_atomically(folder / name, partial(_write, text))
+        write_text(folder / name, text)
     return folder / MARKDOWN, folder / HTML
 
 
@@ -92,9 +91,5 @@ def _caution(campaign: Campaign) -> list[Section]:
     left = len(campaign.missing) + len(campaign.unfinished)
     if not left:
         return []
-    text = f"This campaign is not finished: {w.many(left, 'run')} to go. Figures may still change."
+    text = f"This campaign is not finished: {w.many(left, 'run')} to go. Numbers may still change."
     return [Section("Unfinished", (Note(text, "warn"),))]
-
-
-def _write(text: str, path: Path) -> None:
-    path.write_text(text, encoding="utf-8")

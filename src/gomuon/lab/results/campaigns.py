@@ -19,7 +19,7 @@ from gomuon.lab.input_checks import BAD_VALUE_ERRORS, is_file, is_folder
 from gomuon.lab.results.pairing import require_pair
 from gomuon.lab.results.runs import MANIFEST, Run, load_run
 
-PLAN, TIMING = "plan.json", "timing.json"
+PLAN, RUNS, TIMING = "plan.json", "runs", "timing.json"
 # Fields of the plan that the manifest of every run must repeat, besides rate and options.
 SHARED = ("task", "steps", "label")
 
@@ -157,22 +157,22 @@ def _campaign(folder: Path, plan: dict[str, Any], load: Callable[[Path], Run]) -
         for seed in seeds:
             name = f"{arm.name}-s{seed}"
             used.add(name)
-            if not is_file(folder / "runs" / name / MANIFEST):
+            if not is_file(folder / RUNS / name / MANIFEST):
                 missing.append(name)
                 continue
-            run = load(folder / "runs" / name)
+            run = load(folder / RUNS / name)
             _require_declared(run, arm, seed, settings)
             arm.runs[seed] = run
-    others = sorted(p.name for p in (folder / "runs").glob("*") if p.is_dir()) if arms else []
+    others = sorted(p.name for p in (folder / RUNS).glob("*") if p.is_dir()) if arms else []
     tuning, foreign = [], []
     for name in (name for name in others if name not in used):
         is_tuning = any(name.startswith(f"{arm.name}-lr") for arm in arms)
         if (
             is_tuning
             and name.endswith(f"-s{tuning_seed}")
-            and (folder / "runs" / name / MANIFEST).is_file()
+            and (folder / RUNS / name / MANIFEST).is_file()
         ):
-            tuning.append(load(folder / "runs" / name))
+            tuning.append(load(folder / RUNS / name))
         else:
             foreign.append(name)
     campaign = Campaign(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -70,7 +69,7 @@ def differing_fields(first: dict[str, str], second: dict[str, str]) -> list[str]
     ]
 
 
-def require_pair(first: Run, second: Run) -> list[str]:
+def require_pair(first: Run, second: Run) -> None:
     """Require that all hashes and the seeds of two runs agree.
 
     Raises:
@@ -84,18 +83,3 @@ def require_pair(first: Run, second: Run) -> list[str]:
         )
     if first.config.seed != second.config.seed:
         raise LabError(f"{first.folder} and {second.folder} may not be compared: seeds differ")
-    return list(FIELDS)
-
-
-def require_pairs(control: Sequence[Run], candidate: Sequence[Run]) -> dict[int, list[str]]:
-    """Pair two arms by seed; for each seed the fields that agree.
-
-    Raises:
-        LabError: an arm has a seed the other lacks, or a pair differs in a hash.
-    """
-    first = {run.config.seed: run for run in control}
-    second = {run.config.seed: run for run in candidate}
-    alone = sorted(set(first) ^ set(second))
-    if alone:
-        raise LabError(f"seed {alone[0]} has no partner in the other arm")
-    return {seed: require_pair(first[seed], second[seed]) for seed in sorted(first)}

@@ -1,0 +1,127 @@
+"""What goes through the process group is what `gomuon plan` says."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from gomuon.lab.costs import planned_model
+from gomuon.lab.costs.estimate import RankLayout, estimate_cost
+from gomuon.lab.costs.published_models import CONFIGURATIONS
+from gomuon.lab.costs.traffic import Mesh
+from gomuon.lab.experiments import optimizers
+from tests.distributed.launcher import Place, launch
+from tests.distributed.worlds import wrapped
+
+MESHES = {"ddp": lambda n: Mesh(replicas=n), "fsdp": lambda n: Mesh(shards=n),
+          "hybrid": lambda n: Mesh(2, n // 2)}  # fmt: skip
+
+
+@contextmanager
+def counted(place: Place) -> Iterator[list[float]]:
+    """Bytes that leave this rank; what it keeps for itself is not sent."""
+    sent = [0.0]
+    ranks = place.size
+
+    def size(tensor: Tensor) -> int:
+        return tensor.numel() * tensor.element_size()
+
+    def to_all(outputs: list[Tensor], mine: Tensor, *args: Any, **kwargs: Any) -> Any:
+        sent[0] += (ranks - 1) * size(mine)
+        return real["all_gather"](outputs, mine, *args, **kwargs)
+
+    def ring(value: Tensor, *args: Any, **kwargs: Any) -> Any:
+        sent[0] += 2 * (ranks - 1) / ranks * size(value)
+        return real["all_reduce"](value, *args, **kwargs)
+
+    def each(out: Tensor, mine: Tensor, get: list[int], give: list[int], **kwargs: Any) -> Any:
+        sent[0] += size(mine) - give[place.rank] * mine.element_size()
+        return real["all_to_all_single"](out, mine, get, give, **kwargs)
+
+    def never(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("objects are for the first step and for faults")
+
+    mine: dict[str, Callable[..., Any]] = {
+        "all_gather": to_all,
+        "all_reduce": ring,
+        "all_to_all_single": each,
+        "all_gather_object": never,
+    }
+    real = {name: getattr(dist, name) for name in mine}
+    for name, function in mine.items():
+        setattr(dist, name, function)
+    try:
+        yield sent
+    finally:
+        for name, function in real.items():
+            setattr(dist, name, function)
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return CONFIGURATIONS["character"].build()
+
+
+def bytes_of_steps(place: Place, kind: str, method: str, steps: int, work: str) -> list[float]:
+    model = wrapped(small(), kind)
+    settings = {} if work == "shared" else {"work": work}
+    optimizer = optimizers.build(method, model, 1e-3, 1e-3, settings)
+    sent = []
+    for step in range(steps):
+        tokens = torch.randint(0, 65, (2, 16), generator=torch.Generator().manual_seed(step))
+        optimizer.zero_grad()
+        model(tokens).logsumexp(-1).mean().backward()
+        if step == 0:  # ranks are compared
+            optimizer.step()
+            continue
+        with counted(place) as bytes_sent:
+            optimizer.step()
+        sent.append(bytes_sent[0])
+    return sent
+
+
+def all_cases(place: Place, cases: list[tuple[str, str, str]]) -> list[list[float]]:
+    return [bytes_of_steps(place, kind, method, 6, work) for kind, method, work in cases]
+
+
+@pytest.mark.parametrize(
+    ("size", "cases"),
+    [
+        (
+            2,
+            [
+                ("ddp", "go-muon", "shared"),
+                ("fsdp", "go-muon", "shared"),
+                ("ddp", "go-muon", "replicated"),
+                ("fsdp", "muon", "shared"),
+                ("ddp", "kfac", "shared"),
+                ("fsdp", "muon-qk", "shared"),
+                ("fsdp", "newton-muon", "shared"),
+            ],
+        ),
+        (4, [("hybrid", "go-muon", "shared"), ("fsdp", "go-muon", "shared")]),
+    ],
+    ids=["2", "4"],
+)
+def test_bytes_per_step_are_the_plans(
+    size: int, cases: list[tuple[str, str, str]], tmp_path: Path
+) -> None:
+    answers = launch(size, all_cases, tmp_path, cases=cases)
+    about = planned_model.published_model("character", tokens=None, dtype="float32")
+    for index, (kind, method, work) in enumerate(cases):
+        ranks = RankLayout(MESHES[kind](size), replicate=work == "replicated")
+        figures = estimate_cost(method, about, ranks, {})
+        for step in range(1, 6):
+            sent = [answer[index][step - 1] for answer in answers]
+            every = figures.refresh_every
+            refresh = every is not None and step % every == 0
+            planned = figures.sent_refresh if refresh else figures.sent_reuse
+            assert planned is not None
+            # To the byte; what sums over a ring cost is rounded.
+            assert max(sent) == pytest.approx(planned.largest, abs=1), (kind, method, step)
+            assert sum(sent) / size == pytest.approx(planned.mean, abs=1), (kind, method, step)

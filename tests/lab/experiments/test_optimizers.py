@@ -1,0 +1,60 @@
+"""Optimizers by name: all recipes and variants, and how they are built."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from gomuon.lab.errors import LabError
+from gomuon.lab.experiments import optimizers
+from gomuon.lab.running import training
+from gomuon.lab.running.training import train
+from tests.lab.helpers.tiny_runs import addition
+
+
+def test_names_are_the_recipes_and_their_variants() -> None:
+    with pytest.raises(LabError, match="did you mean 'go-muon'"):
+        optimizers.find("gomuon")
+    spelled = "muon kfac shampoo soap mousse fismo go-muon newton-muon muon-squared malt muon-plus"
+    spelled += " muon-eq scion kfac-muon muon-qk halfspace go-muon-input go-muon-output muon-heads"
+    assert optimizers.names() == ["adamw", *spelled.split()]
+    assert [optimizers.default_rate(n, "ptb") for n in ("muon-heads", "adamw")] == [0.02, 3e-3]
+    assert [optimizers.default_rate(n, "grokking") for n in ("muon-heads", "adamw")] == [0.16, 0.01]
+
+
+@pytest.mark.parametrize("name", optimizers.names())
+def test_every_name_can_be_trained_with(name: str) -> None:
+    session = training.Session(addition(optimizer=name, lr=1e-3, steps=3, telemetry=True))
+    line, _ = [session.update(step) for step in (1, 2, 3)][-1]
+    assert math.isfinite(line["loss"])
+    assert ("negative_source" in line) == (name != "adamw")
+
+
+def test_variants_differ_from_their_recipes_where_they_say() -> None:
+    by_input = training.Session(addition(optimizer="go-muon-input")).optimizer
+    assert by_input.param_groups[0]["alpha"] == (0.0, 0.25)
+    moves = {}
+    for name in ("muon", "muon-heads"):
+        session = training.Session(addition(optimizer=name, lr=0.1, heads=2))
+        before = {key: value.clone() for key, value in session.model.state_dict().items()}
+        session.update(1)
+        moved = {key: value - before[key] for key, value in session.model.state_dict().items()}
+        moves[name] = moved
+    same = {key for key in moves["muon"] if torch.allclose(*(m[key] for m in moves.values()))}
+    apart = {key.split(".")[-2] for key in set(moves["muon"]) - same}
+    assert apart == set("qkvo")
+
+
+def test_an_optimizers_refusal_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="invalid settings of optimizer 'go-muon'") as caught:
+        train(addition(optimizer="go-muon", options={"colour": 1}), tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_both_groups_follow_the_schedule() -> None:
+    session = training.Session(addition(optimizer="go-muon", lr=0.08, adamw_lr=0.01, steps=60))
+    session.update(25)
+    assert [group["lr"] for group in session.optimizer.param_groups] == pytest.approx([0.04, 0.005])

@@ -1,0 +1,30 @@
+"""Every method once more, straight from its formula: one matrix, one loop, no batching.
+
+Nothing of gomuon is used. The optimizers are compared with these; their defaults are the published
+ones.
+"""
+
+from tests.methods.references.go_muon import GoMuon, NewtonMuon
+from tests.methods.references.kfac import KFAC, KFACMuon
+from tests.methods.references.matched import FISMO, MALT, Mousse
+from tests.methods.references.muons import Muon, MuonEq, MuonPlus, MuonSquared, Scion
+from tests.methods.references.plain import Reference
+from tests.methods.references.rotated import SOAP, Shampoo
+
+__all__ = [
+    "FISMO",
+    "KFAC",
+    "MALT",
+    "SOAP",
+    "GoMuon",
+    "KFACMuon",
+    "Mousse",
+    "Muon",
+    "MuonEq",
+    "MuonPlus",
+    "MuonSquared",
+    "NewtonMuon",
+    "Reference",
+    "Scion",
+    "Shampoo",
+]

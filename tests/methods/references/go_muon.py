@@ -1,0 +1,83 @@
+"""Go-MUON with its options, and Newton-Muon, which knows the inputs alone."""
+
+import torch
+from torch import Tensor
+
+from gomuon.lab.bench.plain_loop import GoMuonMatrix
+from tests.methods.references.plain import Reference, eye, lerp, muon_scale, polar, second_moment
+
+
+class GoMuon(Reference):
+    """The plain loop's update of one matrix, with weight decay."""
+
+    def __init__(
+        self,
+        W: Tensor,
+        lr: float = 0.08,
+        *,
+        momentum: float = 0.8,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        alpha: float | tuple[float, float] = 0.25,
+        refresh_every: int = 4,
+        factor_decay: float = 0.97,
+        input_decay: float | None = None,
+        shrinkage: str | dict[str, float] = "oas",
+        geometry_decay: bool = False,
+        graft: str | None = "frobenius",
+    ) -> None:
+        super().__init__(W, lr, weight_decay)
+        self.matrix = GoMuonMatrix(
+            momentum=momentum,
+            nesterov=nesterov,
+            alpha=alpha,
+            refresh_every=refresh_every,
+            factor_decay=factor_decay,
+            input_decay=input_decay or 0.0,
+            damping=shrinkage["damping"] if isinstance(shrinkage, dict) else None,
+            graft=graft is not None,
+        )
+        self.geometry_decay = geometry_decay
+
+    def step(self, G: Tensor, x: Tensor, delta: Tensor) -> None:
+        """Decay in the step's geometry: W ← W − lr·wd·W P_A²/mean(P_A²) − lr·U."""
+        if not self.geometry_decay:
+            return super().step(G, x, delta)
+        U = self.update(G, x, delta)
+        metric = self.matrix.P_A @ self.matrix.P_A
+        metric = metric / (metric.trace() / self.n)
+        self.W = self.W - self.lr * self.weight_decay * self.W @ metric - self.lr * U
+        self.t += 1
+        return None
+
+    def update(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
+        if self.matrix.refreshes:
+            self.matrix.refresh(x, delta)
+        return self.matrix.update(G)
+
+
+class NewtonMuon(Reference):
+    def __init__(
+        self,
+        W: Tensor,
+        lr: float = 0.02,
+        *,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        factor_decay: float = 0.95,
+        damping: float = 0.2,
+        refresh_every: int = 32,
+    ) -> None:
+        super().__init__(W, lr, weight_decay)
+        self.momentum, self.nesterov = momentum, nesterov
+        self.beta, self.damping, self.refresh_every = factor_decay, damping, refresh_every
+        self.K = 0.001 * torch.eye(self.n, dtype=W.dtype)
+
+    def update(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
+        if self.t % self.refresh_every == 0:
+            self.K = self.beta * self.K + (1 - self.beta) * second_moment(x)
+            ridge = self.damping * self.K.trace() / self.n + 1e-8
+            self.inverse = torch.linalg.inv(self.K + ridge * eye(self.K))
+        self.M, X = lerp(G @ self.inverse, self.M, self.momentum, self.nesterov)
+        return muon_scale(polar(X))

@@ -1,1 +1,0 @@
-"""Several processes on one machine, talking through gloo."""
