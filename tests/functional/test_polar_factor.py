@@ -9,7 +9,8 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from gomuon.functional import polar
+from gomuon import GoMuon
+from gomuon.functional import polar, polar_factor
 from gomuon.functional.polar_factor import PolarMethod, _null_below, _polar_express
 from tests.functional.matrices import (
     condition,
@@ -25,6 +26,7 @@ from tests.functional.matrices import (
     roundoff,
     spectrum,
 )
+from tests.models import train, transformer
 
 METHODS: tuple[PolarMethod, ...] = get_args(PolarMethod)
 DTYPES = (torch.float32, torch.float64)
@@ -301,3 +303,34 @@ def test_the_gram_route_does_not_mind_the_scale(scale: float, method: PolarMetho
 @pytest.mark.parametrize("shape", [(0, 3, 4), (2, 0, 4), (0, 5), (5, 0)])
 def test_of_nothing_comes_nothing(shape: tuple[int, ...], method: PolarMethod) -> None:
     assert polar(torch.zeros(shape), method).shape == shape
+
+
+def test_the_default_of_accelerators_is_exact_and_decomposes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The branch that "auto" takes on an accelerator, run on the CPU."""
+    generator = torch.Generator().manual_seed(0)
+    X = torch.randn(3, 24, 16, generator=generator)
+    X[1] *= torch.logspace(0, -4, 16)  # singular values over four decades
+    X[2] = X[2, :, :1] * X[2, :1, :]  # of rank one
+    expected = polar(X, "canonical")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a decomposition")
+
+    monkeypatch.setattr(polar_factor, "_decomposes_well", lambda device: False)
+    for routine in ("eigh", "svd", "qr"):
+        monkeypatch.setattr(torch.linalg, routine, refuse)
+    found = polar(X, "auto")
+    assert float((found - expected).abs().max()) < 1e-5
+
+
+def test_a_step_with_the_default_of_accelerators_is_the_step_of_the_cpu(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, twin = (transformer(layers=1, dtype=torch.float32) for _ in range(2))
+    train(model, GoMuon(model, polar="auto"), range(6))
+    monkeypatch.setattr(polar_factor, "_decomposes_well", lambda device: False)
+    train(twin, GoMuon(twin, polar="auto"), range(6))
+    for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5, msg=name)

@@ -92,7 +92,8 @@ def short_commit(commit: str) -> str:
 
 
 def _git(folder: Path, *words: str) -> str:
-    command = ["git", "-C", str(folder), *words]
+    # Without optional locks: a killed `git status` would leave an index.lock that blocks commits.
+    command = ["git", "--no-optional-locks", "-C", str(folder), *words]
     done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
     return done.stdout.strip()
 

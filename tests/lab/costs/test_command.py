@@ -72,7 +72,9 @@ def test_forward_and_backward_are_what_a_real_pass_multiplies() -> None:
     assert real == about.model_flops
 
 
-@pytest.mark.parametrize("name", optimizers.names())
+@pytest.mark.parametrize(
+    "name", ["go-muon", "go-muon-input", "muon", "muon-qk", "shampoo", "soap", "kfac", "adamw"]
+)
 def test_one_rank_holds_what_the_real_optimizer_holds(name: str) -> None:
     about = planned_model.published_model("character", tokens=None, dtype="float32")
     predicted = estimate_cost(name, about, RankLayout(Mesh()), {"polar": "svd"})

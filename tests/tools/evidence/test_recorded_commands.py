@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gomuon.lab import cli
+from gomuon.lab import campaign_commands, cli
 from gomuon.lab.experiments.plan import Plan
 from tests.lab.test_cli import TINY
 from tools.evidence.campaign_list import CAMPAIGNS
@@ -52,7 +52,7 @@ def test_a_committed_command_makes_the_committed_plan(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     planned: list[Plan] = []
-    monkeypatch.setattr(cli, "carry_out", lambda plan, *_: planned.append(plan))
+    monkeypatch.setattr(campaign_commands, "carry_out", lambda plan, *_: planned.append(plan))
     monkeypatch.chdir(ROOT)
     kept = json.loads((ROOT / "results" / name / "plan.json").read_text())
     assert cli.main(kept["argv"]) == 0
@@ -66,7 +66,7 @@ def test_a_committed_command_makes_the_committed_plan(
 @pytest.mark.parametrize("name", ["shakespeare", "grokking", "tune-ptb"])
 def test_a_race_takes_a_committed_selection(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     planned: list[Plan] = []
-    monkeypatch.setattr(cli, "carry_out", lambda plan, *_: planned.append(plan))
+    monkeypatch.setattr(campaign_commands, "carry_out", lambda plan, *_: planned.append(plan))
     path = ROOT / "results" / name / "selection.json"
     assert cli.main(["race", "--selection", str(path)]) == 0
     methods = json.loads(path.read_text())["methods"]
