@@ -16,8 +16,9 @@ Calls = Counter[tuple[str, int, int]]
 
 _ROUTINES = {
     getattr(torch.linalg, name): name
-    for name in ("svd", "eigh", "eigvalsh", "qr", "inv", "cholesky", "cholesky_ex", "solve")
-}
+    for name in ("svd", "svdvals", "eigh", "eigvalsh", "qr", "inv", "cholesky", "cholesky_ex",
+                 "solve", "solve_ex")
+}  # fmt: skip
 
 
 class Decompositions(TorchFunctionMode):
@@ -33,11 +34,15 @@ class Decompositions(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        if func in _ROUTINES:
-            X: Tensor = args[0]
-            name = _ROUTINES[func].removesuffix("_ex")
+        kwargs = kwargs or {}
+        name = _ROUTINES.get(func, "").removesuffix("_ex")
+        if func is torch.linalg.matrix_norm and kwargs.get("ord") == "nuc":
+            name = "svdvals"
+        if name:
+            # Of equations, the right-hand sides: the other shape follows from theirs.
+            X: Tensor = args[1 if name == "solve" else 0]
             self.calls[name, X.shape[-2], X.shape[-1]] += X[..., 0, 0].numel()
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def counted(action: Callable[[], Any]) -> tuple[int, Calls]:

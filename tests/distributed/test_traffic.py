@@ -100,6 +100,8 @@ def all_cases(place: Place, cases: list[tuple[str, str, str]]) -> list[list[floa
                 ("ddp", "go-muon", "replicated"),
                 ("fsdp", "muon", "shared"),
                 ("ddp", "kfac", "shared"),
+                ("fsdp", "muon-qk", "shared"),
+                ("fsdp", "newton-muon", "shared"),
             ],
         ),
         (4, [("hybrid", "go-muon", "shared"), ("fsdp", "go-muon", "shared")]),

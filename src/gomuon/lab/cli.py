@@ -16,6 +16,7 @@ from gomuon.lab.costs.command import plan
 from gomuon.lab.data import corpora
 from gomuon.lab.errors import Crashed, Interrupted, LabError
 from gomuon.lab.flags import NO_DEFAULT_SHOWN, Flag, OptionalPath, refuse_empty
+from gomuon.lab.own_methods import take_imports
 from gomuon.lab.report import methods_page, terminal_methods
 from gomuon.lab.terminal import SafeConsole, escaped, one_line
 from gomuon.lab.verification import verify
@@ -109,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     ARGV.set(tuple(arguments))
     try:
         refuse_empty(arguments)
-        dispatch(arguments or ["--help"])
+        dispatch(take_imports(arguments) or ["--help"])
     except LabError as error:
         print(f"gomuon: {one_line(str(error))}", file=sys.stderr)
         return 2
@@ -140,7 +141,10 @@ def dispatch(arguments: list[str]) -> None:
             args=words,
             prog="gomuon",
             config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
-            description="Go-MUON's lab: race optimizers, repeat the paper, plan costs.",
+            description=(
+                "Go-MUON's lab: race optimizers, repeat the paper, plan costs. Before a command, "
+                "--import FILE adds methods of your own; docs/methods.md says how to write one."
+            ),
             console_outputs=outputs,
         )
 

@@ -14,6 +14,17 @@ from gomuon.geometry.base import Geometry
 from gomuon.methods.recipe import Recipe
 from gomuon.methods.registry import register
 from gomuon.methods.stations import MUON, Group, lerp, muon_scale, rate
+from gomuon.methods.work import (
+    Decomposition,
+    Matrices,
+    Product,
+    StepWork,
+    Work,
+    both_roots_work,
+    maps_work,
+    momentum_factors_and_maps,
+    plain_polar_work,
+)
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.parameters.state import Entries, both_sides
@@ -79,6 +90,21 @@ def mapped_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
     return preconditioned(polar(X, group["polar"]), left, right)
 
 
+def _step_work(x: Matrices, group: Group) -> Work:
+    """Both maps on the gradient and on the polar factor."""
+    return 2 * maps_work(x, True, True) + plain_polar_work(x, group)
+
+
+def _coupled_work(x: Matrices, group: Group) -> Work:
+    """G Q⁻¹Gᵀ and Gᵀ P⁻¹G."""
+    return [
+        Decomposition(x.count, "solve", x.n, x.m),
+        Product(x.count, x.m, x.n, x.m),
+        Decomposition(x.count, "solve", x.m, x.n),
+        Product(x.count, x.n, x.m, x.n),
+    ]
+
+
 RECIPE = Recipe(
     "FISMO",
     geometry=CoupledFactors(),
@@ -93,6 +119,12 @@ RECIPE = Recipe(
     },
     formula="D = P^−½·polar(M)·Q^−½, M the momentum of P^−½ G Q^−½",
     origin="arXiv 2601.21750, from a digest: no code is public, and its numbers are ours",
+    work=StepWork(
+        _step_work,
+        observe=_coupled_work,
+        renew=both_roots_work,
+        keeps=momentum_factors_and_maps,
+    ),
 )
 
 

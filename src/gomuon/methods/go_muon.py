@@ -18,6 +18,7 @@ from gomuon.methods.stations import (
     muon_scale,
     rate,
 )
+from gomuon.methods.work import CapturedFactors, StepWork, matched_polar_work, root_work
 from gomuon.optimizer import Common, MatrixOptimizer, Parameters
 from gomuon.settings import Setting, one_of
 
@@ -29,6 +30,9 @@ GEOMETRY = CapturedMoments(
     description="OAS observed-label activation/backward moments",
 )
 CLOCK = Clock(statistics="refresh_every", maps="refresh_every")
+FACTORS = CapturedFactors(
+    root_work, keeps_inputs=lambda group: group.get("input_decay") is not None
+)
 
 RECIPE = Recipe(
     "GoMuon",
@@ -45,6 +49,7 @@ RECIPE = Recipe(
     },
     formula="D = P_B·polar(P_B M̂ P_A)·P_A, ‖D‖_F = √min(m,n);  P_A = A^−¼, P_B = B̄^−¼",
     origin="the paper",
+    work=StepWork(matched_polar_work, captured=FACTORS),
 )
 
 

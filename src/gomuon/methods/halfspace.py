@@ -11,10 +11,19 @@ from torch import Tensor
 from gomuon.functional.linalg import attempt
 from gomuon.functional.oracle import preconditioned
 from gomuon.functional.polar_factor import PolarMethod, polar
-from gomuon.methods.go_muon import CLOCK, GEOMETRY
+from gomuon.methods.go_muon import CLOCK, FACTORS, GEOMETRY
 from gomuon.methods.recipe import Recipe
 from gomuon.methods.registry import register
 from gomuon.methods.stations import CURVATURE, PAPER, Group, lerp_momentum, muon_scale, rate
+from gomuon.methods.work import (
+    Decomposition,
+    Matrices,
+    StepWork,
+    Work,
+    decay_work,
+    maps_work,
+    plain_polar_work,
+)
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.settings import DECAY, Setting, with_defaults
@@ -105,6 +114,17 @@ def halfspace(X: Tensor, stack: Stack, group: Group) -> Tensor:
     return halfspace_direction(X, left, right, tau=group["tau"], polar_method=group["polar"])
 
 
+def _step_work(x: Matrices, group: Group) -> Work:
+    """One polar factor, and ‖X‖_* if τ > 0.
+
+    This is the usual step, in which no matrix violates the constraint. For one that does, λ is
+    found by bisection, which takes more than 30 further polar factors of it.
+    """
+    nuclear: Work = [Decomposition(x.count, "svdvals", x.m, x.n)] if group["tau"] else []
+    inside = maps_work(x, *x.captured) + plain_polar_work(x, group)
+    return inside + nuclear + decay_work(x, group)
+
+
 RECIPE = Recipe(
     "Halfspace",
     geometry=GEOMETRY,
@@ -120,6 +140,7 @@ RECIPE = Recipe(
     },
     formula="D = polar(B̄^−½ M̂ A^−½ + λM̂), the smallest λ ≥ 0 with ⟨M̂, D⟩ ≥ τ‖M̂‖_*",
     origin="our interpretation of the paper's map-back baseline",
+    work=StepWork(_step_work, captured=FACTORS),
 )
 
 

@@ -21,6 +21,7 @@ from gomuon.methods.stations import (
     momentum_after,
     rate,
 )
+from gomuon.methods.work import CapturedFactors, Decomposition, Matrices, StepWork, Work, maps_work
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.settings import (
@@ -80,6 +81,15 @@ def kl_clip(pending: Iterable[Pending], group: Group, total: Total) -> Iterator[
         yield stack, X, factor * D
 
 
+def _step_work(x: Matrices, group: Group) -> Work:
+    """Into both eigenbases and back."""
+    return 2 * maps_work(x, True, True) if all(x.captured) else []
+
+
+def _eigen_work(count: int, d: int) -> Work:
+    return [Decomposition(count, "eigh", d, d)]
+
+
 RECIPE = Recipe(
     "KFAC",
     geometry=CapturedMoments(eigen_maps, start=1.0),
@@ -101,6 +111,10 @@ RECIPE = Recipe(
     formula="D = V_B[(V_Bᵀ G V_A)/(λ_B λ_Aᵀ + damping)]V_Aᵀ, clipped to a KL budget, then momentum",
     origin="Martens & Grosse 2015; numbers of gpauloski/kfac-pytorch",
     joins_bias=True,
+    work=StepWork(
+        _step_work,
+        captured=CapturedFactors(_eigen_work, one_for="layer", map_elements=lambda d: d * d + d),
+    ),
 )
 
 

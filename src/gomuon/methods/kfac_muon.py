@@ -20,6 +20,7 @@ from gomuon.methods.stations import (
     matched_polar,
     rate,
 )
+from gomuon.methods.work import CapturedFactors, StepWork, matched_polar_work, root_work
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting, with_defaults
@@ -68,6 +69,7 @@ RECIPE = Recipe(
     },
     formula="D = P_B·polar(P_B M̂ P_A)·P_A;  P = (factor + π-balanced damping)^−½, no graft",
     origin="LukeTri/kfac-muon; symmetric roots, which give the same update as its Cholesky factors",
+    work=StepWork(matched_polar_work, captured=CapturedFactors(root_work, one_for="block")),
 )
 
 

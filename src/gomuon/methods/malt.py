@@ -12,6 +12,7 @@ from gomuon.geometry.base import Geometry
 from gomuon.methods.recipe import Recipe
 from gomuon.methods.registry import register
 from gomuon.methods.stations import MUON, Group, grafted, lerp_momentum, muon_scale, rate
+from gomuon.methods.work import Kept, Matrices, StepWork, momentum, plain_polar_work
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.parameters.state import Entries, both_sides
@@ -51,6 +52,13 @@ def matched_polar_diagonal(X: Tensor, stack: Stack, group: Group) -> Tensor:
     return grafted(both * Q, rank_of(Q), group)
 
 
+def _kept(x: Matrices, group: Group) -> Kept:
+    """Momentum, and the averages and maps of both sides, which are diagonals."""
+    sides = (("left", x.m), ("right", x.n))
+    diagonals = {f"{s}_{kind}": x.count * d for s, d in sides for kind in ("factor", "scale")}
+    return {**momentum(x, group), **diagonals}
+
+
 RECIPE = Recipe(
     "MALT",
     geometry=RowColumnNorms(),
@@ -68,6 +76,7 @@ RECIPE = Recipe(
         "D = P_B·polar(P_B M̂ P_A)·P_A with diagonal P from averaged row and column norms, power ⅛"
     ),
     origin="arXiv 2608.05088, from a digest: no code is public, and its numbers are ours",
+    work=StepWork(plain_polar_work, keeps=_kept),
 )
 
 

@@ -18,6 +18,16 @@ from gomuon.methods.stations import (
     ratio_scale,
     to_length,
 )
+from gomuon.methods.work import (
+    Matrices,
+    StepWork,
+    Work,
+    both_roots_work,
+    gram_work,
+    maps_work,
+    momentum_factors_and_maps,
+    plain_polar_work,
+)
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.settings import (
@@ -52,6 +62,11 @@ def matched_polar_own_length(X: Tensor, stack: Stack, group: Group) -> Tensor:
     return to_length(preconditioned(Q, left, right), length(Q))
 
 
+def _step_work(x: Matrices, group: Group) -> Work:
+    """Both maps inside the polar factor and outside."""
+    return 2 * maps_work(x, True, True) + plain_polar_work(x, group)
+
+
 RECIPE = Recipe(
     "Mousse",
     geometry=GradientGrams(trace_normalised_roots),
@@ -71,6 +86,12 @@ RECIPE = Recipe(
     },
     formula="Q = polar(P_L M̂ P_R), D = P_L Q P_R at ‖Q‖_F;  P = (trace-normalised Gram)^−⅛",
     origin="Anti-Entrophic/Mousse, with the exact polar",
+    work=StepWork(
+        _step_work,
+        observe=gram_work,
+        renew=both_roots_work,
+        keeps=momentum_factors_and_maps,
+    ),
 )
 
 

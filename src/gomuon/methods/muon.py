@@ -4,6 +4,7 @@ from gomuon.geometry.base import Geometry
 from gomuon.methods.recipe import Recipe
 from gomuon.methods.registry import register
 from gomuon.methods.stations import PAPER, lerp_momentum, muon_scale, plain_polar, rate
+from gomuon.methods.work import StepWork, plain_polar_work
 from gomuon.optimizer import MatrixOptimizer
 
 RECIPE = Recipe(
@@ -15,6 +16,7 @@ RECIPE = Recipe(
     settings={**rate(0.02), **PAPER},
     formula="D = polar(M̂)",
     origin="KellerJordan/Muon; exact polar and momentum .8 as the paper's control",
+    work=StepWork(plain_polar_work),
 )
 
 

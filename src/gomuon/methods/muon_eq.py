@@ -9,6 +9,7 @@ from gomuon.geometry.base import Geometry
 from gomuon.methods.recipe import Recipe
 from gomuon.methods.registry import register
 from gomuon.methods.stations import MUON, Group, heavy_ball_momentum, rate
+from gomuon.methods.work import StepWork, plain_polar_work
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.settings import Setting, one_of, with_defaults
@@ -40,6 +41,7 @@ RECIPE = Recipe(
     },
     formula="D = polar(diag(r)^−½ M̂), r the squared row norms of M̂",
     origin="MaeChd/muon-eq",
+    work=StepWork(plain_polar_work),
 )
 
 

@@ -7,6 +7,7 @@ from gomuon.geometry.base import Geometry
 from gomuon.methods.recipe import Recipe
 from gomuon.methods.registry import register
 from gomuon.methods.stations import MUON, Group, heavy_ball_momentum, rate, ratio_scale
+from gomuon.methods.work import StepWork, plain_polar_work
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.settings import Setting, one_of, with_defaults
@@ -34,6 +35,7 @@ RECIPE = Recipe(
     },
     formula="D = polar(M̂), columns and/or rows normalised",
     origin="K1seki221/MuonPlus",
+    work=StepWork(plain_polar_work),
 )
 
 

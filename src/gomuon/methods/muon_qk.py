@@ -16,6 +16,17 @@ from gomuon.geometry.base import Geometry
 from gomuon.methods.recipe import ModelUse, Recipe
 from gomuon.methods.registry import register
 from gomuon.methods.stations import PAPER, Group, lerp_momentum, matched_polar, muon_scale, rate
+from gomuon.methods.work import (
+    Kept,
+    Matrices,
+    Product,
+    StepWork,
+    Work,
+    maps_work,
+    momentum,
+    plain_polar_work,
+    root_work,
+)
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.specs import LayerSpec
 from gomuon.parameters.stacks import Layer, Stack, alike
@@ -103,6 +114,21 @@ def _specs(model: nn.Module, settings: Mapping[str, Any]) -> dict[Tensor, LayerS
     return query_key_specs(model, settings["heads"])
 
 
+def _step_work(x: Matrices, group: Group) -> Work:
+    """The right map inside the polar factor and outside, for queries and keys."""
+    return 2 * maps_work(x, False, x.has_partner) + plain_polar_work(x, group)
+
+
+def _partner_work(x: Matrices, group: Group) -> Work:
+    """WᵀW of the partner, head by head, and its root."""
+    return [Product(x.count, x.n, x.m, x.n), *root_work(x.count, x.n)] if x.has_partner else []
+
+
+def _kept(x: Matrices, group: Group) -> Kept:
+    maps = {"right_map": x.count * x.n * x.n} if x.has_partner else {}
+    return {**momentum(x, group), **maps}
+
+
 RECIPE = Recipe(
     "MuonQK",
     geometry=PartnerGram(),
@@ -123,6 +149,7 @@ RECIPE = Recipe(
         specs=_specs,
         needs_model="MuonQK pairs queries with keys: pass the model, not its parameters",
     ),
+    work=StepWork(_step_work, renew=_partner_work, keeps=_kept),
 )
 
 

@@ -7,6 +7,7 @@ from gomuon.geometry.base import Geometry
 from gomuon.methods.recipe import Recipe
 from gomuon.methods.registry import register
 from gomuon.methods.stations import MUON, Group, lerp_momentum, muon_scale, rate
+from gomuon.methods.work import StepWork, momentum_and_square, plain_polar_work
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.settings import DECAY, Setting, with_defaults
@@ -32,6 +33,7 @@ RECIPE = Recipe(
     },
     formula="D = polar(M̂/(√v + 1e-10)), v the average of M̂²",
     origin="modded-nanogpt track 3; that v averages the source's squares is our interpretation",
+    work=StepWork(plain_polar_work, keeps=momentum_and_square),
 )
 
 

@@ -20,6 +20,15 @@ from gomuon.methods.stations import (
     plain_polar,
     rate,
 )
+from gomuon.methods.work import (
+    CapturedFactors,
+    Decomposition,
+    Matrices,
+    StepWork,
+    Work,
+    maps_work,
+    plain_polar_work,
+)
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting
@@ -41,6 +50,15 @@ def momentum_of_right_preconditioned(stack: Stack, group: Group) -> Tensor:
     return lerp(stack.usable(G, 0.0), stack, group)
 
 
+def _step_work(x: Matrices, group: Group) -> Work:
+    """G P_A, then a polar factor."""
+    return maps_work(x, False, x.captured[1]) + plain_polar_work(x, group)
+
+
+def _inverse_work(count: int, d: int) -> Work:
+    return [Decomposition(count, "inv", d, d)]
+
+
 RECIPE = Recipe(
     "NewtonMuon",
     geometry=CapturedMoments(
@@ -60,6 +78,7 @@ RECIPE = Recipe(
     },
     formula="D = polar(M̂), M the momentum of G(K + (.2·tr K/n + 1e-8)I)⁻¹",
     origin="zhehangdu/Newton-Muon",
+    work=StepWork(_step_work, captured=CapturedFactors(_inverse_work)),
 )
 
 

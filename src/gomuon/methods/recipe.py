@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from gomuon.geometry.base import Geometry
 from gomuon.methods import stations
 from gomuon.methods.stations import EVERY_STEP, Clock, Decay, Direction, Scale, Source, Trust
+from gomuon.methods.work import StepWork
 from gomuon.parameters.groups import groups_of
 from gomuon.parameters.routing import RoutingTable
 from gomuon.parameters.specs import LayerSpec
@@ -60,6 +61,7 @@ class Recipe:
         joins_bias: whether biases join their weights as a column.
         observes_first: steps in which a layer is only observed, not moved.
         model_use: how it looks at a model.
+        work: what it computes and keeps, for `gomuon plan`; None if it does not say.
     """
 
     name: str
@@ -76,6 +78,12 @@ class Recipe:
     joins_bias: bool = False
     observes_first: int = 0
     model_use: ModelUse = PLAIN_USE
+    work: StepWork | None = None
+
+    @property
+    def has_geometry(self) -> bool:
+        """Whether it has maps, however simple, that are renewed by its clock."""
+        return type(self.geometry) is not Geometry
 
     @property
     def defaults(self) -> dict[str, Any]:

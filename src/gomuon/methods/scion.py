@@ -10,6 +10,7 @@ from gomuon.geometry.base import Geometry
 from gomuon.methods.recipe import ModelUse, Recipe
 from gomuon.methods.registry import register
 from gomuon.methods.stations import MUON, Group, aspect, lerp_momentum, rate
+from gomuon.methods.work import Matrices, StepWork, Work, plain_polar_work
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.groups import groups_of
 from gomuon.parameters.routing import Route, RoutingTable
@@ -55,6 +56,11 @@ def _head_in_its_own_group(
     return [*others, own] if heads else others
 
 
+def _step_work(x: Matrices, group: Group) -> Work:
+    """A polar factor, or only signs."""
+    return [] if group["norm"] == "sign" else plain_polar_work(x, group)
+
+
 RECIPE = Recipe(
     "Scion",
     geometry=Geometry(),
@@ -73,6 +79,7 @@ RECIPE = Recipe(
     formula="D = radius·√(m/n)·polar(M); sign(M)/n for the output head",
     origin="LIONS-EPFL/scion; its momentum is our 1 − β",
     model_use=ModelUse(route=_head_as_matrix, groups=_head_in_its_own_group),
+    work=StepWork(_step_work),
 )
 
 

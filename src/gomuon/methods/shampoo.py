@@ -18,6 +18,16 @@ from gomuon.methods.stations import (
     rate,
     to_length,
 )
+from gomuon.methods.work import (
+    Kept,
+    Matrices,
+    StepWork,
+    Work,
+    both_roots_work,
+    gram_work,
+    maps_work,
+    momentum_factors_and_maps,
+)
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.settings import INTERVAL, NOT_NEGATIVE, SHARE, Setting, one_of, with_defaults
@@ -50,6 +60,17 @@ def grafted_preconditioning(X: Tensor, stack: Stack, group: Group) -> Tensor:
     return to_length(D, length(X / (square.sqrt() + 1e-10)))
 
 
+def _step_work(x: Matrices, group: Group) -> Work:
+    """P_L X P_R."""
+    return maps_work(x, True, True)
+
+
+def _kept(x: Matrices, group: Group) -> Kept:
+    kept = momentum_factors_and_maps(x, group)
+    averages = group["graft"] in ("adagrad", "rmsprop")
+    return {**kept, "square": x.elements} if averages else kept
+
+
 RECIPE = Recipe(
     "Shampoo",
     geometry=GradientGrams(ridge_roots),
@@ -70,6 +91,7 @@ RECIPE = Recipe(
     },
     formula="D = L^−¼ G R^−¼, grafted to the length of another rule's step, then momentum",
     origin="Anil et al. 2020, google-research scalable_shampoo",
+    work=StepWork(_step_work, observe=gram_work, renew=both_roots_work, keeps=_kept),
 )
 
 

@@ -13,6 +13,16 @@ from gomuon.geometry.base import Geometry
 from gomuon.methods.recipe import Recipe
 from gomuon.methods.registry import register
 from gomuon.methods.stations import Clock, Group, rate
+from gomuon.methods.work import (
+    Decomposition,
+    Kept,
+    Matrices,
+    Product,
+    StepWork,
+    Work,
+    maps_work,
+    momentum_and_square,
+)
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.parameters.state import Entries, both_sides
@@ -89,6 +99,46 @@ def shrunk_with_weights(D: Tensor, stack: Stack, group: Group) -> Tensor:
     return (1 - group["lr"] * group["weight_decay"]) * D
 
 
+def _sides(x: Matrices, group: Group) -> list[tuple[str, int, int]]:
+    """Name, length and the other length of the sides that have a basis."""
+    both = [("left", x.m, x.n), ("right", x.n, x.m)]
+    return [side for side in both if side[1] <= group["max_side"]]
+
+
+def _step_work(x: Matrices, group: Group) -> Work:
+    """G and M into the bases, and the step back."""
+    left, right = x.m <= group["max_side"], x.n <= group["max_side"]
+    return 3 * maps_work(x, left, right)
+
+
+def _gram_work(x: Matrices, group: Group) -> Work:
+    return [Product(x.count, d, other, d) for _, d, other in _sides(x, group)]
+
+
+def _rotation_work(x: Matrices, group: Group) -> Work:
+    """Each basis times its factor, twice, and a QR."""
+    return [
+        operation
+        for _, d, _ in _sides(x, group)
+        for operation in (Product(2 * x.count, d, d, d), Decomposition(x.count, "qr", d, d))
+    ]
+
+
+def _first_work(x: Matrices, group: Group) -> Work:
+    """The first step only observes, and finds the bases by eigendecomposition."""
+    bases = [Decomposition(x.count, "eigh", d, d) for _, d, _ in _sides(x, group)]
+    return [*_gram_work(x, group), *bases]
+
+
+def _kept(x: Matrices, group: Group) -> Kept:
+    bases = {
+        f"{side}_{kind}": x.count * d * d
+        for side, d, _ in _sides(x, group)
+        for kind in ("factor", "basis")
+    }
+    return {**momentum_and_square(x, group), **bases}
+
+
 RECIPE = Recipe(
     "SOAP",
     geometry=RotatingBasis(),
@@ -108,6 +158,9 @@ RECIPE = Recipe(
     formula="D = Q_L[(Q_Lᵀ M Q_R)/(√v + ε)]Q_Rᵀ, v the average of (Q_Lᵀ G Q_R)²",
     origin="Vyas et al. 2024, nikhilvyas/SOAP",
     observes_first=1,
+    work=StepWork(
+        _step_work, observe=_gram_work, renew=_rotation_work, first=_first_work, keeps=_kept
+    ),
 )
 
 

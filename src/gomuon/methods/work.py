@@ -1,7 +1,17 @@
-"""Matrix products and decompositions as data, and how many operations each is."""
+"""What a method computes and keeps, from shapes alone: the costs that `gomuon plan` adds up.
 
-from collections.abc import Callable, Sequence
+Every method's file has its own `StepWork` (`Recipe.work`); what several methods have in common
+stands here. Elementwise work is not listed: it is of the order of the weights, as AdamW's is. The
+tests hold every method to the operations and to the state of its real step.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
+
+Group = Mapping[str, Any]
+
+# ---- operations ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -20,7 +30,10 @@ class Product:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """`count` decompositions of [m, n] by LAPACK or its like."""
+    """`count` decompositions of [m, n] by LAPACK or its like.
+
+    "solve" is S⁻¹X with S [m, m] and X [m, n].
+    """
 
     count: int
     routine: str
@@ -30,7 +43,7 @@ class Decomposition:
     @property
     def flops(self) -> int:
         """The textbook's leading terms: an estimate of what a library does, not a count."""
-        return self.count * DECOMPOSITIONS[self.routine](self.m, self.n)
+        return self.count * round(DECOMPOSITIONS[self.routine](self.m, self.n))
 
 
 Operation = Product | Decomposition
@@ -43,15 +56,111 @@ def _svd_flops(m: int, n: int) -> int:
     return min(14 * m * n**2 + 8 * n**3, 6 * m * n**2 + 20 * n**3)
 
 
-# Golub & Van Loan, Matrix Computations, 4th edition, sections 4.2, 8.3 and 8.6.
-DECOMPOSITIONS: dict[str, Callable[[int, int], int]] = {
+def _singular_value_flops(m: int, n: int) -> float:
+    """Σ alone."""
+    m, n = max(m, n), min(m, n)
+    return min(4 * m * n**2 - 4 * n**3 / 3, 2 * m * n**2 + 2 * n**3)
+
+
+# Golub & Van Loan, Matrix Computations, 4th edition, sections 3.2, 5.2, 8.3 and 8.6.
+DECOMPOSITIONS: dict[str, Callable[[int, int], float]] = {
     "eigh": lambda n, _: 9 * n**3,
     "svd": _svd_flops,
+    "svdvals": _singular_value_flops,
+    "qr": lambda m, n: 4 * n**2 * (m - n / 3),  # R, and Q written out
+    "inv": lambda n, _: 2 * n**3,
+    "solve": lambda m, n: 2 / 3 * m**3 + 2 * m**2 * n,
 }
 
 
 def flops(work: Sequence[Operation]) -> int:
     return sum(operation.flops for operation in work)
+
+
+# ---- a method's costs ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Matrices:
+    """The matrices of one layer, as far as costs depend on them.
+
+    Attributes:
+        count: how many blocks the layer is cut into.
+        m: rows of a block.
+        n: columns of a block.
+        float64: the step computes in float64, else in float32.
+        captured: whether (left, right) factors of this layer are captured.
+        has_partner: whether the layer has a partner weight (`LayerSpec.partner`).
+    """
+
+    count: int
+    m: int
+    n: int
+    float64: bool = False
+    captured: tuple[bool, bool] = (False, False)
+    has_partner: bool = False
+
+    @property
+    def elements(self) -> int:
+        return self.count * self.m * self.n
+
+
+LayerWork = Callable[[Matrices, Group], Work]
+Kept = Mapping[str, int]  # elements of tensors in the state, by name
+
+
+def no_work(matrices: Matrices, group: Group) -> Work:
+    return []
+
+
+def momentum(matrices: Matrices, group: Group) -> Kept:
+    """The state of a method that keeps its momentum only."""
+    return {"momentum": matrices.elements}
+
+
+@dataclass(frozen=True)
+class CapturedFactors:
+    """What a method makes of captured factors, and what it keeps.
+
+    Attributes:
+        map_work: of `count` maps made of factors of side d.
+        one_for: "factor" if layers that share a factor share its map as well; "layer" if each of
+            them keeps a copy of it; "block" if every block of every layer has a map made for it.
+        map_elements: numbers in a map of side d.
+        keeps_inputs: whether A is kept once its map is made.
+    """
+
+    map_work: Callable[[int, int], Work]
+    one_for: Literal["factor", "layer", "block"] = "factor"
+    map_elements: Callable[[int], int] = lambda d: d * d
+    keeps_inputs: Callable[[Group], bool] = lambda group: True
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """What a method computes and keeps for the matrices of one layer.
+
+    When factors are observed and maps are renewed is said by the recipe's clock, and which sums are
+    captured by its geometry: neither is repeated here.
+
+    Attributes:
+        step: source, direction, scale and decay, on every step.
+        observe: what is added whenever factors are observed, beside the captured sums.
+        renew: what is added whenever maps are renewed, beside those made of captured factors.
+        first: what the first step does, if that is something else.
+        captured: what is made of captured factors; None if nothing is captured.
+        keeps: the state, except captured factors and the maps made of them.
+    """
+
+    step: LayerWork
+    observe: LayerWork = no_work
+    renew: LayerWork = no_work
+    first: LayerWork | None = None
+    captured: CapturedFactors | None = None
+    keeps: Callable[[Matrices, Group], Kept] = momentum
+
+
+# ---- work that several methods have in common ----------------------------------------------------
 
 
 def symmetric(count: int, d: int, rows: int) -> Work:
@@ -66,7 +175,7 @@ POLAR_EXPRESS_STEPS = {False: 18, True: 50}
 
 
 def polar_work(count: int, m: int, n: int, method: str, *, float64: bool = False) -> Work:
-    """The polar factor, as `functional.polar` computes it; `method` is not "auto".
+    """The polar factor, as `functional.polar` computes it; "auto" is the CPU's choice here.
 
     Of well-conditioned matrices: others are polished by a few products more.
     """
@@ -83,3 +192,60 @@ def polar_work(count: int, m: int, n: int, method: str, *, float64: bool = False
         Product(count, short, short, short),
         Product(count, long, short, short),
     ]
+
+
+def plain_polar_work(x: Matrices, group: Group) -> Work:
+    """polar(X)."""
+    return polar_work(x.count, x.m, x.n, group["polar"], float64=x.float64)
+
+
+def maps_work(x: Matrices, left: bool, right: bool) -> Work:
+    """P_B X P_A, with the maps that there are."""
+    work: Work = [Product(x.count, x.m, x.m, x.n)] if left else []
+    return [*work, Product(x.count, x.m, x.n, x.n)] if right else work
+
+
+def matched_polar_work(x: Matrices, group: Group) -> Work:
+    """P_B·polar(P_B X P_A)·P_A with captured maps, and decay in their geometry if asked for."""
+    return 2 * maps_work(x, *x.captured) + plain_polar_work(x, group) + decay_work(x, group)
+
+
+def decay_work(x: Matrices, group: Group) -> Work:
+    """P_A² and W P_A², where `geometry_decay` asks for it."""
+    if not (group.get("geometry_decay") and x.captured[1]):
+        return []
+    return [Product(x.count, x.n, x.n, x.n), Product(x.count, x.m, x.n, x.n)]
+
+
+def gram_work(x: Matrices, group: Group) -> Work:
+    """GGᵀ and GᵀG."""
+    return [Product(x.count, x.m, x.n, x.m), Product(x.count, x.n, x.m, x.n)]
+
+
+def root_work(count: int, d: int) -> Work:
+    """Inverse roots: eigenvectors, and the product that puts them together."""
+    return [Decomposition(count, "eigh", d, d), *symmetric(count, d, d)]
+
+
+def both_roots_work(x: Matrices, group: Group) -> Work:
+    """An inverse root for either side of every block."""
+    return root_work(x.count, x.m) + root_work(x.count, x.n)
+
+
+# ---- state that several methods have in common ---------------------------------------------------
+
+
+def momentum_and_square(x: Matrices, group: Group) -> Kept:
+    """Two numbers for each element of the weight."""
+    return {"momentum": x.elements, "square": x.elements}
+
+
+def squares(x: Matrices, *kinds: str) -> Kept:
+    """A d × d tensor of every kind ("factor", "map", …) for either side of every block."""
+    sides = (("left", x.m), ("right", x.n))
+    return {f"{side}_{kind}": x.count * d * d for side, d in sides for kind in kinds}
+
+
+def momentum_factors_and_maps(x: Matrices, group: Group) -> Kept:
+    """The state of a method with factors and maps made of the gradient."""
+    return {**momentum(x, group), **squares(x, "factor", "map")}

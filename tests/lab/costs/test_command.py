@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.cells import cell_len
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import gomuon
 from gomuon.lab import cli
 from gomuon.lab.costs import planned_model, scaling_page
 from gomuon.lab.costs.estimate import RankLayout, estimate_cost
@@ -70,7 +72,9 @@ def test_forward_and_backward_are_what_a_real_pass_multiplies() -> None:
     assert real == about.model_flops
 
 
-@pytest.mark.parametrize("name", ["go-muon", "go-muon-input", "muon", "shampoo", "kfac", "adamw"])
+@pytest.mark.parametrize(
+    "name", ["go-muon", "go-muon-input", "muon", "muon-qk", "shampoo", "soap", "kfac", "adamw"]
+)
 def test_one_rank_holds_what_the_real_optimizer_holds(name: str) -> None:
     about = planned_model.published_model("character", tokens=None, dtype="float32")
     predicted = estimate_cost(name, about, RankLayout(Mesh()), {"polar": "svd"})
@@ -81,6 +85,25 @@ def test_one_rank_holds_what_the_real_optimizer_holds(name: str) -> None:
         model(torch.randint(0, 65, (2, 16))).logsumexp(-1).mean().backward()
         optimizer.step()
     assert predicted.state.largest == kept_bytes(optimizer)
+
+
+def test_a_method_that_states_no_costs_says_what_to_add(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = dataclasses.replace(gomuon.SOAP.recipe, work=None)
+    monkeypatch.setattr(gomuon.SOAP, "recipe", silent)
+    message = refused(["plan", "character", "--optimizers", "soap"], capsys)
+    assert "SOAP does not state its costs" in message
+    assert "add work=StepWork(...) to its recipe" in message
+
+
+def test_only_soap_has_a_first_step_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    first = planned("character --optimizers soap,go-muon", capsys)["methods"]
+    assert first[0]["first"]["largest"] > first[0]["reuse"]["largest"]
+    assert first[1]["first"] is None
+    for names, shown in (("soap,muon", True), ("muon", False)):
+        assert cli.main(["plan", "character", "--optimizers", names]) == 0
+        assert ("work, first step" in capsys.readouterr().out) == shown
 
 
 def test_sharding_spreads_state_and_work_and_keeps_their_sums(
@@ -175,7 +198,6 @@ def test_the_tables_stay_on_the_screen(
         ("character --tokens -1", "--tokens must be at least 1, not -1"),
         ("character --dtype float31", "unknown dtype 'float31'; did you mean 'float32'?"),
         ("character --polar sdv", "unknown polar method 'sdv'; did you mean 'svd'?"),
-        ("character --optimizers soap", "no cost model of 'soap' yet; plan for"),
         ("character --optimizers go-muo", "did you mean 'go-muon'?"),
         ("character --optimizers ,", "has no names"),
         ("character --input 1,2", "--input '1,2' needs --model"),

@@ -11,10 +11,10 @@ from rich.cells import cell_len
 
 import gomuon
 from gomuon.lab import cli
-from gomuon.lab.experiments.optimizers import ENTRIES, command_name
+from gomuon.lab.experiments.optimizers import command_name, entries
 from gomuon.lab.report import terminal_methods
 from gomuon.lab.report.methods_page import markdown
-from gomuon.lab.report.terminal_methods import clock_in_words, recipes
+from gomuon.lab.report.terminal_methods import axes, recipes
 from gomuon.methods.registry import METHODS
 from tests.lab.test_cli import refused
 
@@ -72,16 +72,15 @@ def test_the_narrow_list_leaves_nothing_out(
 ) -> None:
     text = squeezed(printed([], capsys, monkeypatch))
     for recipe in recipes():
-        clock = clock_in_words(recipe)
-        for value in (recipe.geometry.description, recipe.formula, clock, recipe.origin):
+        for value in axes(recipe):
             assert squeezed(value) in text
 
 
-@pytest.mark.parametrize("name", [*ENTRIES, "GoMuon", "KFACMuon"])
+@pytest.mark.parametrize("name", [*entries(), "GoMuon", "KFACMuon"])
 def test_one_method_is_shown_in_full(
     name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    entry = ENTRIES[command_name(name)]
+    entry = entries()[command_name(name)]
     text = printed([name], capsys, monkeypatch)
     assert max(cell_len(line) for line in text.splitlines()) <= 80
     for setting, value in {**entry.recipe.defaults, **entry.options}.items():

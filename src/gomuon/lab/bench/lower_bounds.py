@@ -21,10 +21,10 @@ from gomuon.functional import polar
 from gomuon.functional.oracle import preconditioned
 from gomuon.lab.bench.interleaving import Runner
 from gomuon.lab.bench.workloads import Workload
-from gomuon.lab.costs.inventory import inventory, readings
-from gomuon.lab.costs.work import captured, map_work, maps_work, moment_work, units_of
+from gomuon.lab.costs.layers import find_input_uses, find_layers, units_of
+from gomuon.lab.costs.work import moment_work, renewal_work
 from gomuon.lab.machine import on_threads
-from gomuon.methods.work import Operation, Product, Work
+from gomuon.methods.work import Operation, Product, Work, maps_work
 from gomuon.parameters.stacks import Stack
 
 Seconds = Mapping[str, float]  # of one core, by kind of work
@@ -63,15 +63,15 @@ def sources(runner: Runner) -> list[Tensor]:
 
 def parts(workload: Workload) -> dict[str, Work]:
     """The products and decompositions of a Go-MUON step, without the polar factors."""
-    model, settings = workload.make(), GoMuon.recipe.defaults
-    seen = readings(_Trained(model, workload), torch.empty(0))
-    layers = inventory(model, GoMuon.recipe, settings, seen).layers
+    model, recipe = workload.make(), GoMuon.recipe
+    assert recipe.work is not None
+    uses = find_input_uses(_Trained(model, workload), torch.empty(0))
     work: dict[str, Work] = {"maps": [], "roots": [], "moments": []}
-    for unit in units_of(layers, "GoMuon"):
+    for unit in units_of(find_layers(model, recipe, recipe.defaults, uses).layers):
         for layer in unit:
-            work["maps"] += 2 * maps_work(layer, *captured(layer, "GoMuon", settings))
-        work["roots"] += map_work(unit, "GoMuon", settings)
-        work["moments"] += moment_work(unit, "GoMuon", settings)
+            work["maps"] += 2 * maps_work(layer.matrices, *layer.matrices.captured)
+        work["roots"] += renewal_work(unit, recipe.work)
+        work["moments"] += moment_work(unit)
     return work
 
 

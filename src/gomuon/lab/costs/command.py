@@ -54,8 +54,7 @@ def plan(
         ranks: Number of ranks.
         shards: Ranks that hold one copy of the model together: 1 for DDP, all ranks for FSDP2.
         replicate: Every rank computes every step; there are no owners.
-        optimizers: Names separated by commas, of go-muon, go-muon-input, muon, shampoo, kfac and
-            adamw.
+        optimizers: Names separated by commas; gomuon methods lists all names.
         refresh_every: K, for every method that has one. Default: the method's own.
         token_stride: Use only every n-th position for statistics.
         tokens: Tokens (or images) per rank and step. Default: those of the named model.

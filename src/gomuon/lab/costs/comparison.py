@@ -91,7 +91,7 @@ def compare_costs(
         planned.tokens,
         mesh,
         replicate,
-        planned.readings is not None,
+        planned.uses is not None,
         planned.model_flops,
         wrapper_bytes(planned.parameters, mesh, weight_size=size, gradient_size=size),
         tuple(estimate_cost(name, planned, ranks, given) for name in dict.fromkeys(chosen)),

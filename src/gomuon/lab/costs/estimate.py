@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
 
 from gomuon.distributed.assignment import Unit, imbalance, loads, owners_of
-from gomuon.lab.costs.footprint import adamw_bytes, unit_elements
-from gomuon.lab.costs.inventory import Inventory, inventory
+from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers, units_of
 from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
 from gomuon.lab.costs.traffic import Mesh, held_elements, replicated_bytes, step_bytes
 from gomuon.lab.costs.work import (
-    METHODS,
-    MatrixLayer,
-    map_work,
+    adamw_bytes,
+    layers_work,
     moment_work,
     moments_of,
-    statistics_work,
-    step_work,
-    units_of,
+    renewal_work,
+    state_elements,
 )
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers
-from gomuon.methods.work import flops
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.work import StepWork, Work, flops
 
 
 @dataclass(frozen=True)
@@ -63,6 +61,7 @@ class CostEstimate:
         reuse: FLOPs of a reuse step.
         refresh: FLOPs of a refresh step.
         amortised: FLOPs of a step, averaged over K steps.
+        first: FLOPs of the first step, if it is unlike all others.
         sent_reuse: bytes sent on a reuse step.
         sent_refresh: bytes sent on a refresh step.
         imbalance: largest amortised FLOPs of a rank, divided by the mean.
@@ -76,6 +75,7 @@ class CostEstimate:
     reuse: Spread | None
     refresh: Spread | None
     amortised: Spread
+    first: Spread | None
     sent_reuse: Spread | None
     sent_refresh: Spread | None
     imbalance: float
@@ -89,44 +89,29 @@ def estimate_cost(
     entry = optimizers.find(name)
     if entry is None:
         return _elementwise(name, planned, ranks)
-    method = entry.recipe.name
-    if method not in METHODS:
-        known = [known for known, e in optimizers.ENTRIES.items() if e.recipe.name in METHODS]
+    recipe, work = entry.recipe, entry.recipe.work
+    if work is None:
         raise LabError(
-            f"there is no cost model of {name!r} yet; plan for {', '.join(known)} or "
-            f"{optimizers.ADAMW}"
+            f"{recipe.name} does not state its costs, so there is nothing to plan with; add "
+            "work=StepWork(...) to its recipe (gomuon.methods.work has the parts)"
         )
-    settings = {**entry.recipe.defaults, **entry.options}
+    settings = {**recipe.defaults, **entry.options}
     settings.update({key: value for key, value in changes.items() if key in settings})
-    found = _inventory(entry, planned, settings)
-    shapes = [(layer.blocks, layer.m, layer.n) for layer in found.layers]
-    names = [layer.name for layer in found.layers]
-    chosen = owners_of(
-        names,
-        shapes,
-        settings.get("refresh_every"),
-        ranks.mesh.ranks,
-        together=METHODS[method].captures,
-        sides=entry.recipe.geometry.captured_sides(settings)
-        if METHODS[method].captures
-        else (True, True),
-    )
-    readers = units_of(found.layers, method)
-    units, owners = _apart(readers, dict(zip(names, chosen, strict=True)))
-    clock = settings.get("refresh_every", 1)
-    statistics_clock = settings.get("statistics_every", clock)
+    found = _layers(entry, planned, settings)
+    readers = units_of(found.layers)
+    units, owners = _apart(readers, _owners(found.layers, recipe, settings, ranks.mesh.ranks))
+    every = _interval(recipe.clock.maps, settings)
+    statistics_every = _interval(recipe.clock.statistics, settings)
 
-    always = [float(flops(step_work(unit, method, settings))) for unit in units]
-    grams = [float(flops(statistics_work(unit, method, settings))) for unit in units]
-    maps = [float(flops(map_work(unit, method, settings))) for unit in units]
-    moments = sum(flops(moment_work(unit, method, settings, planned.passes)) for unit in readers)
+    steps = _flops_of(units, lambda unit: layers_work(unit, work.step))
+    grams = _flops_of(units, lambda unit: layers_work(unit, work.observe))
+    maps = _flops_of(units, lambda unit: renewal_work(unit, work))
+    moments = sum(flops(moment_work(unit, planned.passes)) for unit in readers)
     amortised = [
-        step + gram / statistics_clock + renewed / clock
-        for step, gram, renewed in zip(always, grams, maps, strict=True)
+        step + gram / statistics_every + renewed / every
+        for step, gram, renewed in zip(steps, grams, maps, strict=True)
     ]
-    owned = [
-        _unit(unit, method, settings, cost) for unit, cost in zip(units, amortised, strict=True)
-    ]
+    owned = [_unit(unit, cost) for unit, cost in zip(units, amortised, strict=True)]
 
     def over_ranks(costs: Sequence[float]) -> list[float]:
         if ranks.replicate:
@@ -134,40 +119,67 @@ def estimate_cost(
         return loads(costs, owners, ranks.mesh.ranks)
 
     # Statistics may be updated between refreshes: Shampoo and K-FAC do it at every step.
-    going_on = statistics_clock < clock
-    steady = [a + b * going_on for a, b in zip(always, grams, strict=True)]
-    renewing = [a + b + c for a, b, c in zip(always, grams, maps, strict=True)]
-    renews = METHODS[method].map_of is not None
-    reuses = clock > 1 or not renews
+    going_on = statistics_every < every
+    steady = [a + b * going_on for a, b in zip(steps, grams, strict=True)]
+    renewing = [a + b + c for a, b, c in zip(steps, grams, maps, strict=True)]
+    renews = recipe.has_geometry
+    reuses = every > 1 or not renews
+    first: list[float] | None = None
+    if work.first is not None:
+        begins = work.first
+        first = over_ranks(_flops_of(units, lambda unit: layers_work(unit, begins)))
 
     narrow, wide = _sizes(planned.model)
+    groups = len({layer.group for layer in found.layers})
+    reads_weights = recipe.geometry.reads_weights or bool(settings.get("geometry_decay"))
 
     def sent(refresh: bool) -> Spread:
-        moves = METHODS[method].captures and refresh
         if ranks.replicate:
-            reduced = replicated_bytes(owned, ranks.mesh, refresh=moves, moment_size=wide)
-            return Spread.of(reduced)
-        sizes = {"gradient_size": narrow, "working_size": wide}
-        coupled = settings.get("kl_clip") is not None
+            return Spread.of(
+                replicated_bytes(
+                    owned, ranks.mesh, refresh=refresh, moment_size=wide, groups=groups
+                )
+            )
         return Spread.of(
-            step_bytes(owned, owners, ranks.mesh, refresh=moves, coupled=coupled, **sizes)
+            step_bytes(
+                owned,
+                owners,
+                ranks.mesh,
+                refresh=refresh,
+                groups=groups,
+                coupled=settings.get("kl_clip") is not None,
+                gradient_size=narrow,
+                weight_size=narrow if reads_weights else 0,
+                working_size=wide,
+            )
         )
 
-    state = _state(units, owners, method, settings, found, planned, ranks)
     carried = over_ranks(amortised)
     return CostEstimate(
         method=name,
-        refresh_every=clock if renews else None,
-        state=Spread.of(state),
-        moments=wide * sum(_elements(unit, method, settings) for unit in readers),
+        refresh_every=every if renews else None,
+        state=Spread.of(_state(units, owners, work, found, planned, ranks)),
+        moments=wide * sum(sum(_moment_sizes(unit)) for unit in readers),
         reuse=Spread.of([x + moments * going_on for x in over_ranks(steady)]) if reuses else None,
         refresh=Spread.of([x + moments for x in over_ranks(renewing)]) if renews else None,
-        amortised=Spread.of([x + moments / statistics_clock for x in carried]),
+        amortised=Spread.of([x + moments / statistics_every for x in carried]),
+        first=None if first is None else Spread.of(first),
         sent_reuse=sent(going_on) if reuses else None,
         sent_refresh=sent(True) if renews else None,
         imbalance=imbalance(carried),
         owned=() if ranks.replicate else tuple(zip(owned, owners, strict=True)),
     )
+
+
+def _interval(setting: str | None, settings: Mapping[str, Any]) -> int:
+    """The steps that a setting of the clock holds; None is every step."""
+    return 1 if setting is None else int(settings[setting])
+
+
+def _flops_of(
+    units: Sequence[Sequence[MatrixLayer]], work_of: Callable[[Sequence[MatrixLayer]], Work]
+) -> list[float]:
+    return [float(flops(work_of(unit))) for unit in units]
 
 
 def _elementwise(name: str, planned: PlannedModel, ranks: RankLayout) -> CostEstimate:
@@ -176,18 +188,39 @@ def _elementwise(name: str, planned: PlannedModel, ranks: RankLayout) -> CostEst
     (_, size), nothing = _sizes(planned.model), Spread(0.0, 0.0)
     state = [float(x) for x in _adamw(every, size, ranks.mesh)]
     return CostEstimate(
-        name, None, Spread.of(state), 0, nothing, None, nothing, nothing, None, 1.0, ()
+        name, None, Spread.of(state), 0, nothing, None, nothing, None, nothing, None, 1.0, ()
     )
 
 
-def _inventory(
+def _layers(
     entry: optimizers.OptimizerEntry, planned: PlannedModel, settings: dict[str, Any]
-) -> Inventory:
+) -> ModelLayers:
     try:
         specs = optimizers.head_specs(entry.per_head, planned.model) if entry.per_head else None
-        return inventory(planned.model, entry.recipe, settings, planned.readings, specs=specs)
+        return find_layers(planned.model, entry.recipe, settings, planned.uses, specs=specs)
     except ValueError as error:
         raise LabError(f"the costs of {planned.name!r} cannot be estimated: {error}") from error
+
+
+def _owners(
+    layers: Sequence[MatrixLayer], recipe: Recipe, settings: Mapping[str, Any], ranks: int
+) -> dict[str, int]:
+    """The owner of every layer by name, group by group, as the optimizer chooses them."""
+    owners: dict[str, int] = {}
+    captured = recipe.geometry.captured_sides(settings)
+    for group in dict.fromkeys(layer.group for layer in layers):
+        own = [layer for layer in layers if layer.group == group]
+        names = [layer.name for layer in own]
+        chosen = owners_of(
+            names,
+            [(x.matrices.count, x.matrices.m, x.matrices.n) for x in own],
+            settings.get("refresh_every"),
+            ranks,
+            together=recipe.geometry.reads_weights or any(captured),
+            sides=captured if any(captured) else (True, True),
+        )
+        owners.update(zip(names, chosen, strict=True))
+    return owners
 
 
 def _apart(
@@ -201,18 +234,16 @@ def _apart(
     return list(units.values()), [owner for _, owner in units]
 
 
-def _elements(unit: Sequence[MatrixLayer], method: str, settings: dict[str, Any]) -> int:
-    """Elements of the captured sums of layers that read one input."""
-    return sum(count * d * d for count, d, _ in moments_of(unit, method, settings))
+def _moment_sizes(unit: Sequence[MatrixLayer]) -> tuple[int, ...]:
+    """Elements of each captured sum of layers that read one input."""
+    return tuple(count * d * d for count, d, _ in moments_of(unit))
 
 
-def _unit(
-    layers: Sequence[MatrixLayer], method: str, settings: dict[str, Any], cost: float
-) -> Unit:
+def _unit(layers: Sequence[MatrixLayer], cost: float) -> Unit:
     return Unit(
         tuple(layer.name for layer in layers),
         tuple(tensor for layer in layers for tensor in layer.tensors),
-        tuple(count * d * d for count, d, _ in moments_of(layers, method, settings)),
+        _moment_sizes(layers),
         cost,
     )
 
@@ -220,15 +251,14 @@ def _unit(
 def _state(
     units: Sequence[Sequence[MatrixLayer]],
     owners: Sequence[int],
-    method: str,
-    settings: dict[str, Any],
-    found: Inventory,
+    work: StepWork,
+    found: ModelLayers,
     planned: PlannedModel,
     ranks: RankLayout,
 ) -> list[float]:
     """Bytes on every rank: state of matrices at their owners, AdamW's moments at their rows."""
     _, size = _sizes(planned.model)
-    kept = [float(size * unit_elements(unit, method, settings)) for unit in units]
+    kept = [float(size * state_elements(unit, work)) for unit in units]
     whole = [sum(kept)] * ranks.mesh.ranks
     held = whole if ranks.replicate else loads(kept, owners, ranks.mesh.ranks)
     return [a + b for a, b in zip(held, _adamw(found.others, size, ranks.mesh), strict=True)]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from gomuon.lab.costs.inventory import Reading, readings
+from gomuon.lab.costs.layers import InputUse, find_input_uses
 from gomuon.lab.costs.published_models import CONFIGURATIONS
 from gomuon.lab.errors import LabError, unknown_name
 
@@ -29,8 +29,8 @@ class PlannedModel:
 
     Attributes:
         tokens: of one step of one rank.
-        passes: tokens of a step divided by those of the forward pass that gave `readings`.
-        readings: what each layer reads. None without a forward pass: then no two layers share an
+        passes: tokens of a step divided by those of the forward pass that gave `uses`.
+        uses: what each layer reads. None without a forward pass: then no two layers share an
             input, each is used once per token, and `model_flops` is 6·parameters·tokens.
         model_flops: of forward and backward of one step of one rank.
     """
@@ -39,7 +39,7 @@ class PlannedModel:
     model: nn.Module
     tokens: int
     passes: float
-    readings: dict[Tensor, Reading] | None
+    uses: dict[Tensor, InputUse] | None
     model_flops: float
 
     @property
@@ -100,7 +100,7 @@ def _observed(name: str, model: nn.Module, sizes: tuple[int, ...], tokens: int) 
     try:
         x = torch.zeros(sizes, dtype=dtype, device="meta")
         with counter:
-            shared = readings(model, x)
+            uses = find_input_uses(model, x)
     except Exception as error:  # the user's code may raise anything
         shown = ",".join(map(str, sizes))
         raise LabError(
@@ -109,9 +109,7 @@ def _observed(name: str, model: nn.Module, sizes: tuple[int, ...], tokens: int) 
         ) from error
     passes = tokens / _tokens_in(sizes, symbols)
     # The backward pass has two products for every product of the forward pass.
-    return PlannedModel(
-        name, model, tokens, passes, shared, 3.0 * counter.get_total_flops() * passes
-    )
+    return PlannedModel(name, model, tokens, passes, uses, 3.0 * counter.get_total_flops() * passes)
 
 
 def _tokens_in(sizes: tuple[int, ...], symbols: bool) -> int:

@@ -76,7 +76,7 @@ class GroupedAttention(nn.Module):
 
     def __init__(self, width: int, heads: int, key_heads: int) -> None:
         super().__init__()
-        self.size = width // heads
+        self.heads, self.size = heads, width // heads
         self.q_proj = nn.Linear(width, width, bias=False)
         self.k_proj = nn.Linear(width, key_heads * self.size, bias=False)
         self.v_proj = nn.Linear(width, key_heads * self.size, bias=False)

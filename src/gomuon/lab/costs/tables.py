@@ -47,6 +47,7 @@ def cost_rows(comparison: CostComparison) -> list[tuple[str, ...]]:
     """Rows of the table of methods: a quantity, then one cell per method."""
     methods: Sequence[CostEstimate] = comparison.methods
     whole = comparison.model_flops
+    first = ("work, first step", *(most(f.first, "FLOP") for f in methods))
     return [
         ("refresh every K", *(str(f.refresh_every or ABSENT) for f in methods)),
         ("state, most", *(most(f.state, "B") for f in methods)),
@@ -55,6 +56,7 @@ def cost_rows(comparison: CostComparison) -> list[tuple[str, ...]]:
         ("work, reuse step", *(most(f.reuse, "FLOP") for f in methods)),
         ("work, refresh step", *(most(f.refresh, "FLOP") for f in methods)),
         ("work, amortised", *(most(f.amortised, "FLOP") for f in methods)),
+        *([first] if any(f.first is not None for f in methods) else []),
         ("of model, reuse step", *(share(f.reuse, whole) for f in methods)),
         ("of model, refresh step", *(share(f.refresh, whole) for f in methods)),
         ("of model, amortised", *(share(f.amortised, whole) for f in methods)),

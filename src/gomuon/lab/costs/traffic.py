@@ -1,6 +1,7 @@
 """Bytes that leave each rank in a step, when every unit of matrices has one owner.
 
     gradients   every rank of the owner's replica → the owner      its rows, if sharded
+    weights     as gradients, for methods that read whole weights
     moments     every rank → the owner                             on refresh steps only
     steps       the owner → every rank                             the rows that rank holds
     status      every rank → every rank                            a few numbers, so that all agree
@@ -78,22 +79,26 @@ def step_bytes(
     mesh: Mesh,
     *,
     refresh: bool,
+    groups: int = 1,
     gradient_size: int = 4,
+    weight_size: int = 0,
     working_size: int = 4,
     coupled: bool = False,
 ) -> list[int]:
     """Bytes each rank sends in one step.
 
     Args:
-        units: what is owned, all of one group.
+        units: what is owned.
         owners: the rank of each unit.
         mesh: the ranks.
         refresh: whether captured moments travel in this step.
+        groups: parameter groups with matrices.
         gradient_size: bytes of an element of a gradient.
+        weight_size: bytes of an element of a weight; 0 if the owner needs no whole weights.
         working_size: bytes of an element of a moment or a step: float32, or float64 for float64.
         coupled: whether trust sums over the group, as K-FAC's does.
     """
-    sent = [status_bytes(mesh.ranks, coupled=coupled)] * mesh.ranks
+    sent = [status_bytes(mesh.ranks, groups, coupled)] * mesh.ranks
     for unit, owner in zip(units, owners, strict=True):
         held = held_elements(unit.tensors, mesh.shards)
         replica = owner // mesh.shards
@@ -104,14 +109,14 @@ def step_bytes(
             sent[owner] += rows * working_size + len(unit.tensors) * FACTOR
             # With one shard the owner's gradient is whole already.
             if mesh.shards > 1 and rank // mesh.shards == replica:
-                sent[rank] += rows * gradient_size
+                sent[rank] += rows * (gradient_size + weight_size)
             if refresh:
                 sent[rank] += moment_message(unit, working_size)
     return sent
 
 
 def replicated_bytes(
-    units: Sequence[Unit], mesh: Mesh, *, refresh: bool, moment_size: int = 4
+    units: Sequence[Unit], mesh: Mesh, *, refresh: bool, moment_size: int = 4, groups: int = 1
 ) -> list[int]:
     """Bytes each rank sends where every rank does all the work, which only whole models allow.
 
@@ -120,7 +125,7 @@ def replicated_bytes(
     if mesh.shards > 1:
         raise ValueError(f"work cannot be replicated on {mesh.shards} shards of a model")
     moments = sum(moment_message(unit, moment_size) for unit in units) if refresh else 0
-    return [status_bytes(mesh.ranks) + reduced_bytes(moments, mesh.ranks)] * mesh.ranks
+    return [status_bytes(mesh.ranks, groups) + reduced_bytes(moments, mesh.ranks)] * mesh.ranks
 
 
 def wrapper_bytes(parameters: int, mesh: Mesh, *, weight_size: int, gradient_size: int) -> int:

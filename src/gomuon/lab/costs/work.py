@@ -1,206 +1,100 @@
-"""What a step multiplies and decomposes, as lists of operations made from shapes alone.
+"""What units of layers multiply, decompose and keep, by the costs that their method states.
 
-A method's row in `METHODS` says what is done every step, what whenever statistics are due, and what
-whenever maps are renewed. Elementwise work is not listed: it is of the order of the weights, as
-AdamW's is. The tests hold every row to the operations of the real step.
+A unit is a list of layers that read one input and have one owner; see `layers.units_of`.
 """
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
 
-from gomuon.geometry.captured import sides
-from gomuon.methods.work import Decomposition, Product, Work, polar_work, symmetric
+from gomuon.lab.costs.layers import MatrixLayer
+from gomuon.methods.work import CapturedFactors, LayerWork, StepWork, Work, symmetric
 
-Settings = Mapping[str, Any]
-Tensors = tuple[tuple[int, int], ...]
+STEP_BYTES = 4  # AdamW's own count of steps, one float32 for each parameter
+Layers = Sequence[MatrixLayer]
 
-
-@dataclass(frozen=True)
-class MatrixLayer:
-    """What the cost of a matrix parameter depends on.
-
-    Attributes:
-        name: the parameter's.
-        tensors: (rows, elements in a row) of the parameter and of a bias that joins it.
-        rows: blocks along the outputs.
-        columns: blocks along the inputs.
-        m: rows of a block.
-        n: columns of a block.
-        reads: equal for layers that read the same tensors; None for one nothing is captured of.
-        grouped: moments come one per block of rows, as a grouped convolution's do.
-        uses: rows the weight is used on in one forward pass, however long that is.
-        float64: the step computes in float64, else in float32.
-    """
-
-    name: str
-    tensors: Tensors
-    rows: int
-    columns: int
-    m: int
-    n: int
-    reads: Hashable | None = None
-    grouped: bool = False
-    uses: int = 1
-    float64: bool = False
-
-    @property
-    def blocks(self) -> int:
-        return self.rows * self.columns
-
-    @property
-    def factors(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(count, side) of the captured factors, left and right."""
-        return (self.rows, self.m), (self.rows if self.grouped else self.columns, self.n)
-
-    @property
-    def moments(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(count, side) of the captured sums; they are cut into blocks only afterwards."""
-        if self.grouped:
-            return self.factors
-        return (1, self.rows * self.m), (1, self.columns * self.n)
-
-    @property
-    def grams(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(count, side) of factors made of the gradient, which every block has."""
-        return (self.blocks, self.m), (self.blocks, self.n)
+# ---- operations ----------------------------------------------------------------------------------
 
 
-def units_of(layers: Sequence[MatrixLayer], method: str) -> list[list[MatrixLayer]]:
-    """Layers that share captured inputs together, every other one alone."""
-    units: dict[Hashable, list[MatrixLayer]] = {}
-    for index, layer in enumerate(layers):
-        alone = layer.reads is None or not METHODS[method].captures
-        units.setdefault(("alone", index) if alone else layer.reads, []).append(layer)
-    return list(units.values())
+def layers_work(unit: Layers, part: LayerWork) -> Work:
+    """One part of a method's work (`StepWork.step`, `.observe`, …) for every layer."""
+    return [operation for x in unit for operation in part(x.matrices, x.settings)]
 
 
-def captured(layer: MatrixLayer, method: str, settings: Settings) -> tuple[bool, bool]:
-    """Whether (left, right) factors of this layer are captured."""
-    if layer.reads is None or not METHODS[method].captures:
-        return False, False
-    left, right = sides(settings["alpha"]) if "alpha" in settings else (1.0, 1.0)
-    return left > 0, right > 0
+def renewal_work(unit: Layers, work: StepWork) -> Work:
+    """What renews the maps, once for a right factor that layers share."""
+    made = layers_work(unit, work.renew)
+    if work.captured is not None:
+        for count, d in _maps_made(unit, work.captured):
+            made += work.captured.map_work(count, d)
+    return made
 
 
-def cut(layer: MatrixLayer) -> tuple[int, int]:
-    """Layers of a unit share a right factor if they are cut alike."""
-    return layer.rows, layer.columns
+def _maps_made(unit: Layers, factors: CapturedFactors) -> list[tuple[int, int]]:
+    """(count, side) of the maps that are made of captured factors."""
+    if factors.one_for == "block":
+        both = [(x.matrices, x.matrices.captured) for x in unit]
+        lefts = [(x.count, x.m) for x, (left, _) in both if left]
+        return lefts + [(x.count, x.n) for x, (_, right) in both if right]
+    lefts = [x.factors[0] for x in unit if x.matrices.captured[0]]
+    return lefts + [x.factors[1] for x in _right_factors(unit)]
 
 
-def first_of_their_cut(unit: Sequence[MatrixLayer]) -> list[MatrixLayer]:
-    """One layer for each right factor of a unit."""
-    return list({cut(layer): layer for layer in reversed(unit)}.values())
+def _right_factors(unit: Layers) -> list[MatrixLayer]:
+    """One layer for each captured right factor: layers that are cut alike share it."""
+    captured = [x for x in unit if x.matrices.captured[1]]
+    return list({(x.rows, x.columns): x for x in reversed(captured)}.values())
 
 
-# ---- every step: source, direction, scale ------------------------------------------------------
-
-
-def maps_work(layer: MatrixLayer, left: bool, right: bool) -> Work:
-    """P_B X P_A."""
-    b, m, n = layer.blocks, layer.m, layer.n
-    work: Work = [Product(b, m, m, n)] if left else []
-    return [*work, Product(b, m, n, n)] if right else work
-
-
-def _matched_polar(layer: MatrixLayer, known: tuple[bool, bool], settings: Settings) -> Work:
-    """Products inside and outside the polar factor; without maps, the factor alone."""
-    method, float64 = settings["polar"], layer.float64
-    work = polar_work(layer.blocks, layer.m, layer.n, method, float64=float64)
-    return 2 * maps_work(layer, *known) + work
-
-
-def _natural_gradient(layer: MatrixLayer, known: tuple[bool, bool], settings: Settings) -> Work:
-    """Into both eigenbases and back."""
-    return 2 * maps_work(layer, True, True) if all(known) else []
-
-
-def _preconditioned(layer: MatrixLayer, known: tuple[bool, bool], settings: Settings) -> Work:
-    return maps_work(layer, True, True)
-
-
-# ---- statistics and maps -----------------------------------------------------------------------
-
-
-def _gram_work(layer: MatrixLayer) -> Work:
-    """GGᵀ and GᵀG."""
-    b, m, n = layer.blocks, layer.m, layer.n
-    return [Product(b, m, n, m), Product(b, n, m, n)]
-
-
-def _root(count: int, d: int) -> Work:
-    """An inverse root: eigenvectors, and the product that puts it together."""
-    return [Decomposition(count, "eigh", d, d), *symmetric(count, d, d)]
-
-
-def _eigenbasis(count: int, d: int) -> Work:
-    return [Decomposition(count, "eigh", d, d)]
-
-
-@dataclass(frozen=True)
-class Method:
-    """What a recipe multiplies: the row to change when its step changes."""
-
-    direction: Callable[[MatrixLayer, tuple[bool, bool], Settings], Work]
-    map_of: Callable[[int, int], Work] | None = None  # of `count` factors of side d
-    captures: bool = False  # factors are captured moments; else Grams of the gradient
-
-
-METHODS: dict[str, Method] = {
-    "GoMuon": Method(_matched_polar, _root, captures=True),
-    "Muon": Method(_matched_polar),
-    "Shampoo": Method(_preconditioned, _root),
-    "KFAC": Method(_natural_gradient, _eigenbasis, captures=True),
-}
-
-
-def step_work(unit: Sequence[MatrixLayer], method: str, settings: Settings) -> Work:
-    """What the owner of a unit does every step."""
-    work: Work = []
-    for layer in unit:
-        work += METHODS[method].direction(layer, captured(layer, method, settings), settings)
-    return work
-
-
-def statistics_work(unit: Sequence[MatrixLayer], method: str, settings: Settings) -> Work:
-    """What the owner multiplies whenever statistics are due; moments are `moment_work`'s."""
-    row = METHODS[method]
-    if row.captures or row.map_of is None:
-        return []
-    return [operation for layer in unit for operation in _gram_work(layer)]
-
-
-def map_work(unit: Sequence[MatrixLayer], method: str, settings: Settings) -> Work:
-    """What the owner does to renew the maps, once for a right factor that layers share."""
-    row = METHODS[method]
-    if row.map_of is None:
-        return []
-    factors: list[tuple[int, int]] = []
-    if row.captures:
-        factors += [x.factors[0] for x in unit if captured(x, method, settings)[0]]
-        leaders = first_of_their_cut(unit)
-        factors += [x.factors[1] for x in leaders if captured(x, method, settings)[1]]
-    else:
-        factors += [side for layer in unit for side in layer.grams]
-    return [operation for count, d in factors for operation in row.map_of(count, d)]
-
-
-def moments_of(
-    unit: Sequence[MatrixLayer], method: str, settings: Settings
-) -> list[tuple[int, int, int]]:
+def moments_of(unit: Layers) -> list[tuple[int, int, int]]:
     """(count, side, uses) of the sums captured of a unit: Σδδᵀ of every layer, Σxxᵀ once."""
-    lefts = [(*x.moments[0], x.uses) for x in unit if captured(x, method, settings)[0]]
-    rights = [(*x.moments[1], x.uses) for x in unit[:1] if captured(x, method, settings)[1]]
+    lefts = [(*x.moments[0], x.uses) for x in unit if x.matrices.captured[0]]
+    rights = [(*x.moments[1], x.uses) for x in unit[:1] if x.matrices.captured[1]]
     return lefts + rights
 
 
-def moment_work(
-    unit: Sequence[MatrixLayer], method: str, settings: Settings, passes: float = 1.0
-) -> Work:
+def moment_work(unit: Layers, passes: float = 1.0) -> Work:
     """What *every* rank multiplies in the backward pass of so many forward passes."""
-    share = passes / settings.get("token_stride", 1)  # to a row in each sequence
+    settings = unit[0].settings
+    # To a row in each sequence; of an example that is reduced to one row, no row is left out.
+    stride = 1 if settings.get("reduce") else settings.get("token_stride", 1)
     return [
         product
-        for count, d, uses in moments_of(unit, method, settings)
-        for product in symmetric(count, d, round(uses * share))
+        for count, d, uses in moments_of(unit)
+        for product in symmetric(count, d, round(uses * passes / stride))
     ]
+
+
+# ---- state ---------------------------------------------------------------------------------------
+
+
+def state_elements(unit: Layers, work: StepWork) -> int:
+    """Elements of everything kept for a unit; tensors that layers share count once."""
+    total = sum(sum(work.keeps(x.matrices, x.settings).values()) for x in unit)
+    if work.captured is None:
+        return total
+    for layer in unit:
+        left, right = layer.matrices.captured
+        count, m = layer.factors[0]
+        total += left * (count * m * m + _map_elements(layer, 0, work.captured))
+        total += right * _map_elements(layer, 1, work.captured)
+    for layer in _right_factors(unit):
+        count, n = layer.factors[1]
+        total += work.captured.keeps_inputs(layer.settings) * count * n * n
+        if work.captured.one_for == "factor" and count != layer.matrices.count:
+            total += count * work.captured.map_elements(n)
+    return total
+
+
+def _map_elements(layer: MatrixLayer, side: int, factors: CapturedFactors) -> int:
+    """A map for every block, as the step stacks them, and the maps they are copies of, if fewer.
+
+    Those of the right side are left to the caller where layers share them.
+    """
+    blocks, (count, d) = layer.matrices.count, layer.factors[side]
+    shared = side == 1 and factors.one_for == "factor"
+    copied = count != blocks and factors.one_for != "block" and not shared
+    return (blocks + copied * count) * factors.map_elements(d)
+
+
+def adamw_bytes(parameters: Sequence[int], size: int) -> int:
+    """Two moments and a count for each parameter, given by its elements on this rank."""
+    return sum(2 * size * elements + STEP_BYTES for elements in parameters)

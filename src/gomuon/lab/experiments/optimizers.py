@@ -33,18 +33,22 @@ class OptimizerEntry:
     """An optimizer with a name on the command line.
 
     Attributes:
-        recipe: of the gomuon class.
+        method: the name of the class in the registry.
         title: used in tables and plots.
         options: settings in which a variant differs from its recipe.
         per_head: {pattern of parameters: "rows" or "columns", the side that is split into heads}.
         base: the name whose default rate a variant uses; "" for a recipe itself.
     """
 
-    recipe: Recipe
+    method: str
     title: str
     options: Mapping[str, Any] = field(default_factory=dict)
     per_head: Mapping[str, str] = field(default_factory=dict)
     base: str = ""
+
+    @property
+    def recipe(self) -> Recipe:
+        return METHODS[self.method].recipe
 
 
 def command_name(name: str) -> str:
@@ -55,36 +59,35 @@ def command_name(name: str) -> str:
 TITLES = {"GoMuon": "Go-MUON"}
 VARIANTS: dict[str, OptimizerEntry] = {
     "go-muon-input": OptimizerEntry(
-        METHODS["GoMuon"].recipe,
+        "GoMuon",
         "Go-MUON input only",
         options={"alpha": (0.0, 0.25)},
         base="go-muon",
     ),
     "go-muon-output": OptimizerEntry(
-        METHODS["GoMuon"].recipe,
+        "GoMuon",
         "Go-MUON output only",
         options={"alpha": (0.25, 0.0)},
         base="go-muon",
     ),
     "muon-heads": OptimizerEntry(
-        METHODS["Muon"].recipe,
+        "Muon",
         "Muon per head",
         per_head={"*.attention.[qkv].weight": "rows", "*.attention.o.weight": "columns"},
         base="muon",
     ),
 }
-ENTRIES: dict[str, OptimizerEntry] = {
-    **{
-        command_name(name): OptimizerEntry(method.recipe, TITLES.get(name, name))
-        for name, method in METHODS.items()
-    },
-    **VARIANTS,
-}
+
+
+def entries() -> dict[str, OptimizerEntry]:
+    """All methods of the registry, a user's own included, and the variants, by name."""
+    methods = {command_name(name): OptimizerEntry(name, TITLES.get(name, name)) for name in METHODS}
+    return {**methods, **VARIANTS}
 
 
 def names() -> list[str]:
     """All names that `gomuon race` accepts."""
-    return [ADAMW, *ENTRIES]
+    return [ADAMW, *entries()]
 
 
 def find(name: str) -> OptimizerEntry | None:
@@ -95,9 +98,10 @@ def find(name: str) -> OptimizerEntry | None:
     """
     if name == ADAMW:
         return None
-    if name not in ENTRIES:
+    known = entries()
+    if name not in known:
         raise unknown_name("optimizer", name, names())
-    return ENTRIES[name]
+    return known[name]
 
 
 def title(name: str) -> str:
@@ -146,7 +150,7 @@ def build(
             return torch.optim.AdamW(
                 model.parameters(), lr=lr, **{"betas": ADAMW_BETAS, "weight_decay": 0.0, **options}
             )
-        kind = METHODS[entry.recipe.name]
+        kind = METHODS[entry.method]
         named = {"polar": POLAR} if "polar" in entry.recipe.defaults else {}
         settings = {**named, **entry.options, **options}
         if entry.per_head:

@@ -21,7 +21,67 @@ there.
 All methods share one step and differ in three choices: where the geometry comes from, how it is
 used, and when it is refreshed. G is the gradient of a weight W [m, n], M its momentum, M̂ the source
 of the update (M itself, or Nesterov's look-ahead), D the direction, and polar(X) the factor UVᵀ of
-X = USVᵀ. `gomuon race` and `gomuon tune` use the names in the second column."""
+X = USVᵀ. Factors are averages of what is observed; maps are what the step multiplies with, such as
+their inverse roots or eigenvectors. `gomuon race`, `gomuon tune` and `gomuon plan` use the names in
+the second column."""
+
+OWN_METHOD = """\
+## Your own method
+
+A method is one file, which may be anywhere. It chooses a function for each station of the step and
+registers a class with that recipe:"""
+EXAMPLE = '''\
+"""ToyMuon: the polar factor approached by a few Newton–Schulz steps."""
+
+from torch import Tensor
+
+from gomuon import MatrixOptimizer
+from gomuon.geometry.base import Geometry
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.registry import register
+from gomuon.methods.stations import MOMENTUM, Group, length, lerp_momentum, muon_scale, rate
+from gomuon.methods.work import Matrices, Product, StepWork, Work
+from gomuon.parameters.stacks import Stack
+from gomuon.settings import INTERVAL, Setting
+
+
+def newton_schulz(X: Tensor, stack: Stack, group: Group) -> Tensor:
+    """Y ← 1.5·Y − .5·YYᵀY, from Y = X/‖X‖_F; X is a stack of matrices, [b, m, n]."""
+    Y = X / length(X).clamp_min(1e-30)
+    for _ in range(group["iterations"]):
+        Y = 1.5 * Y - 0.5 * (Y @ Y.mT) @ Y
+    return Y
+
+
+def step_work(x: Matrices, group: Group) -> Work:
+    """The products of one step, for `gomuon plan`."""
+    count = x.count * group["iterations"]
+    return [Product(count, x.m, x.n, x.m), Product(count, x.m, x.m, x.n)]
+
+
+@register
+class ToyMuon(MatrixOptimizer):
+    """Muon by Newton–Schulz steps alone."""
+
+    recipe = Recipe(
+        "ToyMuon",
+        geometry=Geometry(),
+        source=lerp_momentum,
+        direction=newton_schulz,
+        scale=muon_scale,
+        settings={**rate(0.02), **MOMENTUM, "iterations": Setting(5, INTERVAL)},
+        formula="D = the fifth Newton–Schulz iterate of M̂/‖M̂‖_F",
+        origin="an example",
+        work=StepWork(step_work),
+    )
+'''
+USE = """\
+`work` may be left out; then `gomuon plan` refuses the method. On the command line, name the file or
+its module before the command:
+
+    gomuon --import toy_muon.py methods toy-muon
+    gomuon --import toy_muon.py race --optimizers go-muon,toy-muon
+    gomuon --import toy_muon.py plan gpt2-124m --optimizers muon,toy-muon"""
 
 
 def markdown() -> str:
@@ -31,6 +91,7 @@ def markdown() -> str:
     parts.append("## Variants")
     parts.append("Further names of the lab; each is one of the methods above with other settings.")
     parts.append("\n".join(f"- {_code(name)}: {_variant(v)}" for name, v in VARIANTS.items()))
+    parts += [OWN_METHOD, _verbatim(EXAMPLE.rstrip()), USE]
     return "\n\n".join(parts) + "\n"
 
 

@@ -11,9 +11,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from gomuon.geometry.base import Geometry
+import gomuon
 from gomuon.lab.errors import unknown_name
-from gomuon.lab.experiments.optimizers import ENTRIES, VARIANTS, OptimizerEntry, command_name
+from gomuon.lab.experiments.optimizers import VARIANTS, OptimizerEntry, command_name, entries
 from gomuon.methods.recipe import Recipe
 from gomuon.methods.registry import METHODS
 
@@ -35,18 +35,18 @@ def recipes() -> list[Recipe]:
 
 def clock_in_words(recipe: Recipe) -> str:
     """When factors and maps are renewed, by the method's clock and default intervals."""
-    if type(recipe.geometry) is Geometry:
+    if not recipe.has_geometry:
         return "–"
-    statistics, maps = (
+    factors, maps = (
         "every step" if every == 1 else f"every {every} steps"
         for every in (
             1 if name is None else recipe.defaults[name]
             for name in (recipe.clock.statistics, recipe.clock.maps)
         )
     )
-    return (
-        f"factors and maps {maps}" if statistics == maps else f"factors {statistics}, maps {maps}"
-    )
+    if not any(name.endswith("_factor") for name in recipe.geometry.entries):
+        return f"maps {maps}"
+    return f"factors and maps {maps}" if factors == maps else f"factors {factors}, maps {maps}"
 
 
 def print_table(console: Console) -> None:
@@ -100,10 +100,11 @@ def find(name: str) -> tuple[str, OptimizerEntry]:
     Raises:
         LabError: the name is unknown; the message suggests the nearest one.
     """
-    given = name if name in ENTRIES else command_name(name)
-    if given not in ENTRIES:
-        raise unknown_name("method", name, ENTRIES)
-    return given, ENTRIES[given]
+    known = entries()
+    given = name if name in known else command_name(name)
+    if given not in known:
+        raise unknown_name("method", name, known)
+    return given, known[given]
 
 
 def print_method(name: str, console: Console) -> None:
@@ -119,7 +120,10 @@ def print_method(name: str, console: Console) -> None:
     for setting, value in {**recipe.defaults, **entry.options}.items():
         defaults.add_row(f"  {setting}", Text(repr(value)))
     console.print(defaults)
-    console.print(Text(f"\ngomuon.{recipe.name}", style="bold"))
+    method = METHODS[recipe.name]
+    public = getattr(gomuon, recipe.name, None) is method
+    where = "gomuon" if public else method.__module__
+    console.print(Text(f"\n{where}.{method.__qualname__}", style="bold"))
     for line in reflow(docstring(recipe), max(40, console.width - 2)):
         console.print(Text(f"  {line}" if line else ""), soft_wrap=True)
 

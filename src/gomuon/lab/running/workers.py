@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from gomuon.lab.errors import Crashed, Interrupted, LabError
 from gomuon.lab.experiments.plan import run_name
 from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.own_methods import import_methods, imported
 from gomuon.lab.running.training import UpdateReport, train
 
 # Torch imports its compiler when the first optimizer is created, which takes longer than a small
@@ -90,7 +91,10 @@ def _start(context: Any, config: RunConfig, root: Path, data_dir: str | Path | N
     here, there = context.Pipe()
     name = run_name(config)
     process = context.Process(
-        target=_work, args=(there, config, root / name, data_dir), name=name, daemon=True
+        target=_work,
+        args=(there, config, root / name, data_dir, imported()),
+        name=name,
+        daemon=True,
     )
     process.start()
     there.close()
@@ -153,7 +157,11 @@ def _stop(workers: Sequence[_Worker], patience: float = 60.0) -> None:
 
 
 def _work(
-    connection: Connection, config: RunConfig, folder: Path, data_dir: str | Path | None
+    connection: Connection,
+    config: RunConfig,
+    folder: Path,
+    data_dir: str | Path | None,
+    own_methods: Sequence[str] = (),
 ) -> None:
     """The worker process: train and report, stop on request, and exit if the parent is gone."""
     # Ctrl-C reaches all processes of the group; the parent tells the workers what to do.
@@ -181,6 +189,7 @@ def _work(
         connection.send(("note", text))
 
     try:
+        import_methods(own_methods)
         if train(config, folder, data_dir=data_dir, report=report, stop=stop, say=say):
             connection.send(("finished", None))
     except LabError as error:

@@ -1,0 +1,232 @@
+"""A model's matrices as shapes, and which layers read the same input."""
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gomuon.capture.hooks import CapturedModule
+from gomuon.capture.model import captured_modules
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.work import Group, Matrices
+from gomuon.parameters.routing import Routes, RoutingTable, route
+from gomuon.parameters.rows import ConvRows, Rows, Sampling
+from gomuon.parameters.specs import PLAIN, LayerSpec, cut, joined_biases, layer_specs
+from gomuon.parameters.stacks import Layer
+
+
+@dataclass(frozen=True)
+class MatrixLayer:
+    """What the costs of a matrix parameter depend on.
+
+    Attributes:
+        name: the parameter's.
+        group: the number of its parameter group.
+        settings: the settings of its group.
+        tensors: (rows, elements in a row) of the parameter and of a bias that joins it.
+        rows: blocks along the outputs.
+        columns: blocks along the inputs.
+        matrices: the blocks.
+        reads: equal for layers that read the same tensors; None if nothing is captured.
+        grouped: moments come one per block of rows, as a grouped convolution's do.
+        uses: rows that enter the moments in one forward pass.
+    """
+
+    name: str
+    group: int
+    settings: Group
+    tensors: tuple[tuple[int, int], ...]
+    rows: int
+    columns: int
+    matrices: Matrices
+    reads: Hashable | None = None
+    grouped: bool = False
+    uses: int = 1
+
+    @property
+    def factors(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(count, side) of the captured factors, left and right."""
+        x = self.matrices
+        return (self.rows, x.m), (self.rows if self.grouped else self.columns, x.n)
+
+    @property
+    def moments(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(count, side) of the captured sums; they are cut into blocks only afterwards."""
+        if self.grouped:
+            return self.factors
+        return (1, self.rows * self.matrices.m), (1, self.columns * self.matrices.n)
+
+
+def units_of(layers: Sequence[MatrixLayer]) -> list[list[MatrixLayer]]:
+    """Layers that share captured inputs together, every other one alone."""
+    units: dict[Hashable, list[MatrixLayer]] = {}
+    for index, layer in enumerate(layers):
+        units.setdefault(("alone", index) if layer.reads is None else layer.reads, []).append(layer)
+    return list(units.values())
+
+
+# ---- what a method finds in a model --------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InputUse:
+    """What a weight read in one forward pass.
+
+    Attributes:
+        what: equal for layers that read the same tensors.
+        rows: how many it read.
+        examples: how many examples these belong to.
+    """
+
+    what: Hashable
+    rows: int = 1
+    examples: int = 1
+
+
+InputUses = Mapping[Tensor, InputUse]
+
+
+@dataclass(frozen=True)
+class ModelLayers:
+    """The routing of a model, its matrices, and (rows, elements in a row) of AdamW's parameters."""
+
+    table: RoutingTable
+    layers: tuple[MatrixLayer, ...]
+    others: tuple[tuple[int, int], ...]
+
+
+def find_layers(
+    model: nn.Module,
+    recipe: Recipe,
+    settings: Group,
+    uses: InputUses | None = None,
+    routes: Routes = None,
+    specs: Mapping[str, LayerSpec] | None = None,
+) -> ModelLayers:
+    """What a method finds in a model, which may be on the meta device.
+
+    Args:
+        model: its parameters are routed and cut as the optimizer would.
+        recipe: the method's.
+        settings: the constructor's, all of them.
+        uses: what `find_input_uses` found; without it no two layers share an input.
+        routes: as the optimizer's.
+        specs: as the optimizer's.
+    """
+    table = route(model, routes)
+    table = joined_biases(model, table) if recipe.joins_bias else table
+    table = recipe.model_use.route(model, table)
+    matrices = {entry.parameter for entry in table.treated("matrix")}
+    cuts = {
+        **layer_specs(model, matrices if recipe.joins_bias else set(), specs or {}),
+        **recipe.model_use.specs(model, settings),
+    }
+    joined = {spec.bias for spec in cuts.values()}
+
+    def sampling(weight: Tensor) -> Sampling:
+        return Sampling(ones=cuts.get(weight, PLAIN).bias is not None)
+
+    watched = captured_modules(model, sampling)
+    layers = []
+    for number, (group, name, parameter, own) in enumerate(_grouped(recipe, table, settings)):
+        if parameter in joined or parameter.numel() == 0:
+            continue
+        spec = cut(cuts.get(parameter, PLAIN), own)
+        modules = watched.get(parameter, ())
+        seen = InputUse(number) if uses is None else uses.get(parameter)
+        captured = recipe.geometry.captured_sides(own)
+        layers.append(_matrix_layer((group, name), parameter, spec, own, captured, modules, seen))
+    others = tuple(_rows(entry.parameter) for entry in table.treated("adamw"))
+    return ModelLayers(table, tuple(layers), others)
+
+
+def _grouped(
+    recipe: Recipe, table: RoutingTable, settings: Group
+) -> Iterator[tuple[int, str, Tensor, dict[str, Any]]]:
+    """Every matrix parameter, with its group's number and settings."""
+    for number, group in enumerate(recipe.model_use.groups(table, settings)):
+        changes = {key: value for key, value in group.items() if key not in ("params", "treatment")}
+        if group["treatment"] == "matrix":
+            for name, parameter in group["params"]:
+                yield number, name, parameter, {**settings, **changes}
+
+
+def _matrix_layer(
+    place: tuple[int, str],
+    parameter: Tensor,
+    spec: LayerSpec,
+    settings: Group,
+    captured: tuple[bool, bool],
+    modules: Sequence[CapturedModule],
+    seen: InputUse | None,
+) -> MatrixLayer:
+    """The layer of a parameter, given its group's number, its name and what it read."""
+    group, name = place
+    layer = Layer(name, parameter, {}, spec)
+    tensors = tuple(_rows(tensor) for tensor in (parameter, spec.bias) if tensor is not None)
+    matrices = Matrices(
+        layer.blocks,
+        *layer.shape,
+        float64=parameter.dtype == torch.float64,
+        has_partner=spec.partner is not None,
+    )
+    found = MatrixLayer(name, group, settings, tensors, layer.rows, layer.columns, matrices)
+    if seen is None or not modules or not any(captured):
+        return found
+    return replace(
+        found,
+        matrices=replace(matrices, captured=captured),
+        # Whoever reads one tensor in two ways takes two moments of it.
+        reads=(seen.what, tuple(module.rows for module in modules)),
+        grouped=isinstance(modules[0].rows, ConvRows) and spec.parts > 1,
+        uses=seen.examples if settings.get("reduce") else seen.rows,
+    )
+
+
+def find_input_uses(model: nn.Module, *inputs: Tensor) -> dict[Tensor, InputUse]:
+    """Weights and what they read in one forward pass, by identity, as the capture finds it.
+
+    On the meta device this costs no memory. A weight that was never called is left out.
+    """
+    alive: list[Tensor] = []  # a dead tensor's id may come again
+    calls: dict[Tensor, list[tuple[int, int]]] = {}
+    uses: dict[Tensor, tuple[int, int]] = {}
+    handles = []
+    for weight, modules in captured_modules(model, lambda weight: Sampling()).items():
+        for watched in modules:
+
+            def note(
+                module: nn.Module,
+                args: tuple[Any, ...],
+                kwargs: dict[str, Any],
+                output: Tensor,
+                weight: Tensor = weight,
+                reader: Rows = watched.rows,
+            ) -> None:
+                x: Tensor = args[0] if args else kwargs["input"]
+                alive.append(x)
+                calls.setdefault(weight, []).append((id(x), x._version))
+                rows, examples = uses.get(weight, (0, 0))
+                reduced = replace(reader, sampling=Sampling(reduce=True))
+                uses[weight] = rows + reader.uses(output), examples + reduced.uses(output)
+
+            handles.append(watched.module.register_forward_hook(note, with_kwargs=True))
+    try:
+        with torch.no_grad():
+            model(*inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    numbers: dict[tuple[tuple[int, int], ...], int] = {}
+    return {
+        weight: InputUse(numbers.setdefault(tuple(seen), len(numbers)), *uses[weight])
+        for weight, seen in calls.items()
+    }
+
+
+def _rows(parameter: Tensor) -> tuple[int, int]:
+    """(rows, elements in a row), as sharding along the first dimension cuts a parameter."""
+    rows = parameter.shape[0] if parameter.ndim else 1
+    return rows, parameter.numel() // rows if rows else 0

@@ -1,0 +1,275 @@
+"""The costs every method states, against what its step really multiplies, decomposes and keeps."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gomuon import GoMuon, LayerSpec
+from gomuon.functional import polar
+from gomuon.functional.linalg import symmetric_product, working_dtype
+from gomuon.functional.polar_factor import PolarMethod
+from gomuon.lab.costs.layers import (
+    MatrixLayer,
+    ModelLayers,
+    find_input_uses,
+    find_layers,
+    units_of,
+)
+from gomuon.lab.costs.work import (
+    adamw_bytes,
+    layers_work,
+    moment_work,
+    renewal_work,
+    state_elements,
+)
+from gomuon.methods.recipe import Recipe
+from gomuon.methods.registry import METHODS
+from gomuon.methods.work import Product, StepWork, Work, flops, polar_work, symmetric
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Stack
+from tests.counting import counted, kept_bytes, predicted
+from tests.models import language_loss, transformer
+
+Model = Callable[[], nn.Module]
+Specs = Mapping[str, LayerSpec]
+BATCH, LENGTH = 6, 10
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, one input for it, and how its weights are cut."""
+
+    build: Model
+    x: Tensor
+    specs: Specs = field(default_factory=dict)
+
+
+def _transformer(dtype: torch.dtype = torch.float64) -> nn.Module:
+    return transformer(dtype=dtype, layers=1)
+
+
+def _mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(20, 12), nn.Tanh(), nn.Linear(12, 18), nn.Tanh(),
+                         nn.Linear(18, 4))  # fmt: skip
+
+
+def _convolutions() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3, groups=2), nn.Flatten(), nn.Linear(128, 3)
+    )
+
+
+HEADS = {"*.attention.[qkv].weight": LayerSpec(heads=2), "*.o.weight": LayerSpec(input_heads=2)}
+SYMBOL_ROWS = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+# In float32 only what is well-conditioned: the polar factor of other matrices is polished, by as
+# many products as it needs.
+CASES = {
+    "transformer": Case(_transformer, SYMBOL_ROWS),
+    "float32": Case(lambda: _transformer(torch.float32), SYMBOL_ROWS),
+    "heads": Case(_transformer, SYMBOL_ROWS, HEADS),
+    "mlp": Case(lambda: _mlp().double(), torch.randn(9, 20).double()),
+    "conv": Case(lambda: _convolutions().double(), torch.randn(5, 2, 8, 8).double()),
+}  # fmt: skip
+# Settings that change what is computed or kept, beside each method's defaults.
+FURTHER: list[tuple[str, dict[str, Any]]] = [
+    ("GoMuon", {"polar": "polar-express"}),
+    ("GoMuon", {"alpha": (0.0, 0.25), "input_decay": 0.9}),
+    ("GoMuon", {"geometry_decay": True}),
+    ("Muon", {"polar": "polar-express"}),
+    ("Shampoo", {"block_size": 10, "graft": "sgd"}),
+    ("Shampoo", {"statistics_every": 2, "refresh_every": 4}),
+    ("KFAC", {"statistics_every": 2, "refresh_every": 4}),
+    ("KFACMuon", {"reduce": False}),
+    ("NewtonMuon", {"reduce": True}),
+    ("SOAP", {"max_side": 16}),
+    ("Halfspace", {"tau": 1e-6}),
+]
+# Other settings where a step is not the usual one, for the reason given; None leaves the case out.
+UNUSUAL: dict[tuple[str, str], dict[str, Any] | None] = {
+    # Sources so ill-conditioned that their exact polar factors are polished in float32.
+    ("MALT", "float32"): {"polar": "polar-express"},
+    # Values are cut like queries and keys, stacked with them and multiplied by identities.
+    ("MuonQK", "heads"): None,
+    # There are no queries and keys.
+    ("MuonQK", "mlp"): None,
+    ("MuonQK", "conv"): None,
+}
+
+
+def steps_to_predict() -> list[Any]:
+    """Every method, with its defaults and with `FURTHER` settings, on every case."""
+    chosen = [
+        (name, case, {**settings, **(UNUSUAL.get((name, case), {}) or {})})
+        for name, settings in [*((name, {}) for name in METHODS), *FURTHER]
+        for case in CASES
+        if UNUSUAL.get((name, case), {}) is not None
+    ]
+    return [pytest.param(*step, id="-".join([step[0], *step[2], step[1]])) for step in chosen]
+
+
+def short_clock(recipe: Recipe, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings, with a refresh every other step and the paper's polar factor."""
+    chosen = {"polar": "svd", "refresh_every": 2, **settings}
+    return {name: value for name, value in chosen.items() if name in recipe.settings}
+
+
+def loss_of(model: nn.Module, case: Case, step: int) -> Tensor:
+    if case.x.dtype == torch.long:
+        return language_loss(model, step, BATCH)
+    loss: Tensor = model(case.x).square().mean()
+    return loss
+
+
+def prepared(
+    name: str, settings: dict[str, Any], case: Case
+) -> tuple[nn.Module, MatrixOptimizer, ModelLayers]:
+    model = case.build()
+    kind = METHODS[name]
+    optimizer = kind(model, specs=case.specs, **settings)
+    whole = {**kind.recipe.defaults, **settings}
+    with torch.device("meta"):
+        ghost = case.build()
+        uses = find_input_uses(ghost, case.x.to("meta"))
+    return model, optimizer, find_layers(ghost, kind.recipe, whole, uses, specs=case.specs)
+
+
+def work_of(name: str) -> StepWork:
+    work = METHODS[name].recipe.work
+    assert work is not None, f"{name} does not state its costs"
+    return work
+
+
+def every_unit(units: list[list[MatrixLayer]], part: Callable[..., Work], *args: Any) -> Work:
+    return [operation for unit in units for operation in part(unit, *args)]
+
+
+@pytest.mark.parametrize(("name", "on", "settings"), steps_to_predict())
+def test_every_operation_and_every_byte_is_predicted(
+    name: str, on: str, settings: dict[str, Any]
+) -> None:
+    case, recipe, work = CASES[on], METHODS[name].recipe, work_of(name)
+    settings = short_clock(recipe, settings)
+    model, optimizer, found = prepared(name, settings, case)
+    units = units_of(found.layers)
+    stacks: set[Stack] = set()
+    optimizer.add_observer(lambda stack, *_: stacks.add(stack))
+    backward_alone: int | None = None
+    group = {**recipe.defaults, **settings}
+    for step in range(2 * group.get("refresh_every", 1) + 1):
+        group["step"] = step
+        loss = loss_of(model, case, step)
+        optimizer.zero_grad()
+        products, calls = counted(loss.backward)
+        observes = recipe.clock.observes(group)
+        extra, _ = predicted(every_unit(units, moment_work) if observes else [])
+        # The backward pass itself costs the same every time.
+        backward_alone = products - extra if backward_alone is None else backward_alone
+        assert (products - extra, not calls) == (backward_alone, True)
+
+        if step == 0 and work.first is not None:
+            expected = every_unit(units, layers_work, work.first)
+        else:
+            expected = every_unit(units, layers_work, work.step)
+            expected += every_unit(units, layers_work, work.observe) if observes else []
+            expected += every_unit(units, renewal_work, work) if recipe.clock.renews(group) else []
+        assert counted(optimizer.step) == predicted(expected)
+
+    size = working_dtype(next(model.parameters())).itemsize
+    kept = size * sum(state_elements(unit, work) for unit in units)
+    kept += adamw_bytes([rows * width for rows, width in found.others], size)
+    assert kept_bytes(optimizer, stacks) == kept
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_the_state_is_named_tensor_by_tensor(name: str) -> None:
+    work = work_of(name)
+    model, optimizer, found = prepared(name, {}, CASES["transformer"])
+    for step in range(2):
+        optimizer.zero_grad()
+        loss_of(model, CASES["transformer"], step).backward()
+        optimizer.step()
+    parameters = dict(model.named_parameters())
+    captured = {
+        f"{side}_{kind}"
+        for side in ("left", "right")
+        for kind in ("factor", "map", "basis", "values")
+    }
+    for layer in found.layers:
+        state = optimizer.state[parameters[layer.name]]
+        tensors = {key: value.numel() for key, value in state.items() if isinstance(value, Tensor)}
+        if any(layer.matrices.captured):
+            tensors = {key: size for key, size in tensors.items() if key not in captured}
+        assert tensors == work.keeps(layer.matrices, layer.settings), layer.name
+
+
+def test_backward_without_capture_is_what_is_left_over() -> None:
+    """The first test subtracts moments from a backward pass; this is that pass without any."""
+    case = CASES["transformer"]
+    model, _, found = prepared("GoMuon", {}, case)
+    products, _ = counted(loss_of(model, case, 0).backward)
+    plain, _ = counted(loss_of(_transformer(), case, 0).backward)
+    moments = every_unit(units_of(found.layers), moment_work)
+    assert products - plain == flops(moments) > 0
+
+
+def test_queries_keys_and_values_are_one_unit_and_so_are_gate_and_up() -> None:
+    *_, found = prepared("GoMuon", {}, CASES["transformer"])
+    units = [[layer.name.split(".")[-2] for layer in u] for u in units_of(found.layers)]
+    assert units == [["q", "k", "v"], ["o"], ["gate", "up"], ["down"]]
+    *_, found = prepared("Muon", {}, CASES["transformer"])
+    assert all(len(unit) == 1 for unit in units_of(found.layers))
+
+
+def test_without_a_forward_pass_nothing_is_shared() -> None:
+    recipe = GoMuon.recipe
+    found = find_layers(transformer(), recipe, recipe.defaults)
+    assert all(len(unit) == 1 for unit in units_of(found.layers))
+
+
+def test_a_weight_no_forward_pass_reaches_has_no_moments() -> None:
+    class Idle(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.idle, self.head = nn.Linear(4, 6), nn.Linear(4, 6), nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.head(self.used(x))
+            return out
+
+    model, recipe = Idle(), GoMuon.recipe
+    uses = find_input_uses(model, torch.randn(3, 4))
+    found = find_layers(model, recipe, recipe.defaults, uses)
+    moments = {x.name: moment_work([x], 2.0) for x in found.layers}
+    assert moments["idle.weight"] == []
+    assert moments["used.weight"] == [Product(1, 6, 6, 6), Product(1, 4, 6, 4)]
+
+
+@pytest.mark.parametrize("shape", [(5, 9), (9, 5), (7, 7)])
+@pytest.mark.parametrize("method", sorted({*get_args(PolarMethod)} - {"auto"}))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_polar_factor_alone(shape: tuple[int, int], method: Any, dtype: torch.dtype) -> None:
+    X = torch.randn(3, *shape).to(dtype)
+    work = polar_work(3, *shape, method, float64=dtype == torch.float64)
+    assert counted(lambda: polar(X, method)) == predicted(work)
+
+
+@pytest.mark.parametrize("d", [1, 16, 255, 256, 300, 2100])
+def test_symmetric_products_alone(d: int) -> None:
+    rows = torch.ones(2, 3, d)
+    assert counted(lambda: symmetric_product(rows)) == predicted(symmetric(2, d, 3))
+
+
+def test_parameters_by_treatment_are_the_optimizers_own() -> None:
+    _, optimizer, found = prepared("KFAC", {}, CASES["mlp"])
+    assert [(r.name, r.treatment) for r in found.table] == [
+        (r.name, r.treatment) for r in optimizer.routing_table()
+    ]
+    assert sum(rows * width for layer in found.layers for rows, width in layer.tensors) == sum(
+        r.parameter.numel() for r in found.table.treated("matrix")
+    )
