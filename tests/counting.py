@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from gomuon.methods.work import Decomposition, Operation, Product
 from gomuon.parameters.stacks import Stack
+from gomuon.recipes.work import Decomposition, Operation, Product
 
 Calls = Counter[tuple[str, int, int]]
 

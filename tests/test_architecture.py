@@ -26,15 +26,25 @@ def room_of(module: str) -> str:
 
 
 def imported(path: Path) -> set[str]:
-    """Modules of gomuon, and torch.distributed, that a file imports anywhere in it."""
+    """Modules of gomuon, and torch.distributed, that a file imports, not only for type checkers."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(_AtRunTime().visit(ast.parse(path.read_text()))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module is not None:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {name if is_module(name) else node.module for name in names}
     return {name for name in found if name.split(".")[0] in ("gomuon", "torch")}
+
+
+class _AtRunTime(ast.NodeTransformer):
+    """Drops `if TYPE_CHECKING:` blocks."""
+
+    def visit_If(self, node: ast.If) -> ast.AST | None:
+        test = node.test
+        if isinstance(test, ast.Name) and test.id == "TYPE_CHECKING":
+            return None
+        return self.generic_visit(node)
 
 
 def is_module(name: str) -> bool:

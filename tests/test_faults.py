@@ -348,7 +348,7 @@ def test_a_direction_that_is_not_finite_is_left_out_and_counted(
         return D
 
     with monkeypatch.context() as patched:
-        patched.setattr("gomuon.methods.stations.polar", overflowing)
+        patched.setattr("gomuon.recipes.stations.polar", overflowing)
         optimizer.step()
     moved = [not torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True)]
     assert moved == [True, False, True]

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 import gomuon
-from gomuon.methods.registry import METHODS
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.recipes.registry import METHODS
 from tests.models import language_loss, mlp, transformer
 
 

@@ -27,7 +27,7 @@ from gomuon.methods.kfac_muon import KFACMuon as KFACMuon
 from gomuon.methods.muon_qk import MuonQK as MuonQK
 from gomuon.methods.halfspace import Halfspace as Halfspace
 
-from gomuon.methods.registry import METHODS as _METHODS
+from gomuon.recipes.registry import METHODS as _METHODS
 from gomuon.optimizer import MatrixOptimizer as MatrixOptimizer
 from gomuon.parameters.specs import LayerSpec as LayerSpec
 

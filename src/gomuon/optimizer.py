@@ -25,7 +25,6 @@ from gomuon.distributed.state import drop_others_state
 from gomuon.distributed.team import Captured, Team, TeamFinder, is_distributed
 from gomuon.errors import NonFiniteGradientError, RankError, shown, told
 from gomuon.functional.linalg import all_finite, full_precision
-from gomuon.methods.recipe import Recipe
 from gomuon.parameters.gradients import dense_gradients, unusable_gradients
 from gomuon.parameters.groups import is_matrix, named, names_of_model, with_groups
 from gomuon.parameters.layout import Layout
@@ -34,6 +33,7 @@ from gomuon.parameters.sharding import local_gradient
 from gomuon.parameters.specs import LayerSpec, joined_biases, layer_specs
 from gomuon.parameters.stacks import Participants, Stack, stacked
 from gomuon.parameters.state import Cut
+from gomuon.recipes.recipe import Recipe
 from gomuon.reports import Reports
 from gomuon.settings import AdamWSettings, check_settings
 from gomuon.step import Observer, Step, outside_graphs

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from gomuon.adamw import adamw_step
 from gomuon.distributed.team import Captured, Team
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.stations import Pending
 from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.stacks import Participants, Stack, naming
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.stations import Pending
 from gomuon.reports import Reports
 from gomuon.threads.spreading import concurrently
 

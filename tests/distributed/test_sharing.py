@@ -8,8 +8,8 @@ from torch import nn
 
 from gomuon import GoMuon
 from gomuon.lab.experiments.models import CharacterModel
-from gomuon.methods.work import Decomposition
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.recipes.work import Decomposition
 from tests.counting import counted
 from tests.distributed.launcher import Place, launch
 from tests.distributed.worlds import language_loss, wrapped

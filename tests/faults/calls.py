@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from gomuon import DecompositionError, LayerSpec
-from gomuon.methods.registry import METHODS
+from gomuon.recipes.registry import METHODS
 from tests.faults.arguments import Source
 from tests.faults.doors import DOORS, Arguments, Door
 

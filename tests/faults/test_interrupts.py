@@ -47,7 +47,7 @@ def test_a_failed_steps_gradients_move_nothing_later(
         if where == "observer":
             patched.setattr(optimizer._step, "observers", [stop])
         else:
-            patched.setattr("gomuon.methods.stations.polar", stop)
+            patched.setattr("gomuon.recipes.stations.polar", stop)
         with pytest.raises(stopped_by):
             optimizer.step()
     before = layer.weight.detach().clone()

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 import gomuon as gomuon  # registers the methods
 from gomuon import settings as kinds
-from gomuon.methods.registry import METHODS
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.recipes.registry import METHODS
 from gomuon.settings import Kind
 from tests.models import transformer
 

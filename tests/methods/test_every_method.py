@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from torch.optim import lr_scheduler as schedules
 
 import gomuon
-from gomuon.methods.registry import METHODS
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.recipes.registry import METHODS
 from tests.methods.references.data import ROWS, layer, learn, rows
 from tests.methods.table import (
     COMMON,

@@ -7,10 +7,10 @@ from torch import Tensor
 
 from gomuon.checkpoints.entries import is_count
 from gomuon.errors import shown
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import setting_names
 from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.routing import plain_name
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import setting_names
 from gomuon.settings import check_settings, checked_names, plain
 
 Group = Mapping[str, Any]

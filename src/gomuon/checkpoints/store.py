@@ -9,10 +9,10 @@ from torch import Tensor
 from gomuon.checkpoints.entries import Place, check_numbers, check_together, checked
 from gomuon.checkpoints.groups import check_method, check_structure, fitted_group
 from gomuon.errors import shown
-from gomuon.methods.recipe import Recipe
 from gomuon.parameters.groups import parameter_name
 from gomuon.parameters.sharding import is_sharded
 from gomuon.parameters.state import EVERY_METHOD, Cut, Side, is_blank
+from gomuon.recipes.recipe import Recipe
 
 FORMAT = 1
 _SHARDED = ("exp_avg", "exp_avg_sq")  # sharded as their parameter is; all else is its owner's

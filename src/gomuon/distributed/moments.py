@@ -3,7 +3,7 @@
 All ranks plan the same slots in the same order. A rank that saw nothing of a layer adds zeros.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -112,9 +112,6 @@ def sum_everywhere(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
     return [
         _moment(totals[place].view(slot.shape), counts[place]) for place, slot in enumerate(slots)
     ]
-
-
-Sum = Callable[[Sequence[Slot], Ranks], list[Moment | None]]
 
 
 def statistics_of(slots: Sequence[Slot], sums: Sequence[Moment | None]) -> dict[Tensor, Statistics]:

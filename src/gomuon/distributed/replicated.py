@@ -3,7 +3,7 @@
 All ranks make the same maps from the same sums, as DDP gives them the same gradients.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -12,15 +12,14 @@ from torch import Tensor
 from gomuon.distributed.agreement import Agreement
 from gomuon.distributed.moments import slots_of, statistics_of, sum_everywhere
 from gomuon.distributed.ranks import MOVED, Ranks
-from gomuon.distributed.team import Captured, ChooseOwners, Group, Look
+from gomuon.distributed.team import Alone, Captured, Group, Look
 from gomuon.errors import RankError
 from gomuon.moments import MomentShapes, Statistics
-from gomuon.parameters.layout import MatrixParameter
 from gomuon.parameters.stacks import Layer, Participants, naming
 
 
-class Replicated:
-    """Ranks that each compute everything; only captured sums are sent."""
+class Replicated(Alone):
+    """Ranks that each compute everything, as one alone does; only captured sums are sent."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -36,14 +35,6 @@ class Replicated:
     def compare_again(self) -> None:
         self.agreement.compared = False
 
-    def layers(
-        self, matrices: Sequence[MatrixParameter], choose: ChooseOwners
-    ) -> tuple[list[Layer], Sequence[Any]]:
-        return [matrix.layer for matrix in matrices], ()
-
-    def gather(self, matrices: Sequence[Any], *, weights: bool) -> Callable[[], None]:
-        return lambda: None
-
     def sum_statistics(
         self,
         matrices: Sequence[Any],
@@ -58,31 +49,8 @@ class Replicated:
     def together(self, participants: Participants) -> AbstractContextManager[None]:
         return working_together(self.ranks, participants.layers, left=MOVED)
 
-    def local(self, tensor: Tensor) -> Tensor:
-        return tensor
-
-    def total(self, value: Tensor) -> Tensor:
-        return value
-
-    def send(self, matrices: Sequence[Any]) -> None:
-        pass
-
-    def finish(self) -> None:
-        pass
-
-    def forget(self) -> None:
-        pass
-
     def any(self, here: bool) -> bool:
         return any_rank(self.ranks, here)
-
-    def owners(self, choose: ChooseOwners) -> Mapping[Tensor, int]:
-        return {}
-
-    def consolidated(
-        self, state: dict[int, dict[str, Any]], owned: Sequence[int]
-    ) -> dict[int, dict[str, Any]]:
-        return state
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from gomuon.lab.errors import LabError
-from gomuon.methods.registry import METHODS
+from gomuon.recipes.registry import METHODS
 
 OPTION = "--import"
 _imported: list[str] = []  # what was asked for in this process, for the processes it starts
@@ -87,5 +87,5 @@ def _import_module(given: str, path: Path | None) -> None:
     if not own and set(METHODS) == known:
         raise LabError(
             f"{OPTION} {given} registers no method; decorate its class with "
-            "@gomuon.methods.registry.register"
+            "@gomuon.recipes.registry.register"
         )

@@ -11,10 +11,13 @@ from gomuon.functional.linalg import identity_like, trace_mean
 from gomuon.functional.oracle import preconditioned
 from gomuon.functional.polar_factor import polar
 from gomuon.geometry.base import Geometry
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import MUON, Group, lerp, muon_scale, rate
-from gomuon.methods.work import (
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Layer, Stack
+from gomuon.parameters.state import Entries, both_sides
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import MUON, Group, lerp, muon_scale, rate
+from gomuon.recipes.work import (
     Decomposition,
     Matrices,
     Product,
@@ -25,9 +28,6 @@ from gomuon.methods.work import (
     momentum_factors_and_maps,
     plain_polar_work,
 )
-from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Layer, Stack
-from gomuon.parameters.state import Entries, both_sides
 from gomuon.settings import NOT_NEGATIVE, SHARE, Setting, with_defaults
 
 

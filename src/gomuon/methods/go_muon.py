@@ -7,9 +7,10 @@ from torch import Tensor
 
 from gomuon.functional.polar_factor import PolarMethod
 from gomuon.geometry.captured import CapturedMoments, root_maps
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import (
+from gomuon.optimizer import Common, MatrixOptimizer, Parameters
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import (
     CURVATURE,
     PAPER,
     Clock,
@@ -18,8 +19,7 @@ from gomuon.methods.stations import (
     muon_scale,
     rate,
 )
-from gomuon.methods.work import CapturedFactors, StepWork, matched_polar_work, root_work
-from gomuon.optimizer import Common, MatrixOptimizer, Parameters
+from gomuon.recipes.work import CapturedFactors, StepWork, matched_polar_work, root_work
 from gomuon.settings import Setting, one_of
 
 GEOMETRY = CapturedMoments(

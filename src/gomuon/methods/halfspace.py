@@ -12,10 +12,12 @@ from gomuon.functional.linalg import attempt
 from gomuon.functional.oracle import preconditioned
 from gomuon.functional.polar_factor import PolarMethod, polar
 from gomuon.methods.go_muon import CLOCK, FACTORS, GEOMETRY
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import CURVATURE, PAPER, Group, lerp_momentum, muon_scale, rate
-from gomuon.methods.work import (
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Stack
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import CURVATURE, PAPER, Group, lerp_momentum, muon_scale, rate
+from gomuon.recipes.work import (
     Decomposition,
     Matrices,
     StepWork,
@@ -24,8 +26,6 @@ from gomuon.methods.work import (
     maps_work,
     plain_polar_work,
 )
-from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Stack
 from gomuon.settings import DECAY, Setting, with_defaults
 
 

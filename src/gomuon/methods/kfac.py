@@ -8,9 +8,11 @@ from torch import Tensor
 
 from gomuon.functional.linalg import decompose, guarded
 from gomuon.geometry.captured import CapturedMoments, factor_jobs, run
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import (
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Layer, Stack
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import (
     CAPTURE,
     MOMENTUM,
     Clock,
@@ -21,9 +23,7 @@ from gomuon.methods.stations import (
     momentum_after,
     rate,
 )
-from gomuon.methods.work import CapturedFactors, Decomposition, Matrices, StepWork, Work, maps_work
-from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Layer, Stack
+from gomuon.recipes.work import CapturedFactors, Decomposition, Matrices, StepWork, Work, maps_work
 from gomuon.settings import (
     DECAY,
     INTERVAL,

@@ -8,9 +8,11 @@ from torch import Tensor
 from gomuon.functional.factors import guarded_roots
 from gomuon.functional.linalg import identity_like, trace_mean
 from gomuon.geometry.captured import CapturedMoments
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import (
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Layer, Stack
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import (
     CAPTURE,
     MUON,
     Clock,
@@ -20,9 +22,7 @@ from gomuon.methods.stations import (
     matched_polar,
     rate,
 )
-from gomuon.methods.work import CapturedFactors, StepWork, matched_polar_work, root_work
-from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Layer, Stack
+from gomuon.recipes.work import CapturedFactors, StepWork, matched_polar_work, root_work
 from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting, with_defaults
 
 

@@ -9,13 +9,13 @@ from torch import Tensor
 from gomuon.functional.oracle import rank_of
 from gomuon.functional.polar_factor import polar
 from gomuon.geometry.base import Geometry
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import MUON, Group, grafted, lerp_momentum, muon_scale, rate
-from gomuon.methods.work import Kept, Matrices, StepWork, momentum, plain_polar_work
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.parameters.state import Entries, both_sides
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import MUON, Group, grafted, lerp_momentum, muon_scale, rate
+from gomuon.recipes.work import Kept, Matrices, StepWork, momentum, plain_polar_work
 from gomuon.settings import DECAY, EXPONENT, Setting, one_of
 
 

@@ -6,9 +6,11 @@ from torch import Tensor
 from gomuon.functional.linalg import decompose, guarded, identity_like, trace_mean
 from gomuon.functional.oracle import inside_only_direction, preconditioned
 from gomuon.geometry.gradients import GradientGrams, inverse_power
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import (
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Stack
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import (
     MUON,
     Clock,
     Group,
@@ -18,7 +20,7 @@ from gomuon.methods.stations import (
     ratio_scale,
     to_length,
 )
-from gomuon.methods.work import (
+from gomuon.recipes.work import (
     Matrices,
     StepWork,
     Work,
@@ -28,8 +30,6 @@ from gomuon.methods.work import (
     momentum_factors_and_maps,
     plain_polar_work,
 )
-from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Stack
 from gomuon.settings import (
     DECAY,
     EXPONENT,

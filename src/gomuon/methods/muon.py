@@ -1,11 +1,11 @@
 """Muon with the exact polar factor, the paper's control."""
 
 from gomuon.geometry.base import Geometry
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import PAPER, lerp_momentum, muon_scale, plain_polar, rate
-from gomuon.methods.work import StepWork, plain_polar_work
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import PAPER, lerp_momentum, muon_scale, plain_polar, rate
+from gomuon.recipes.work import StepWork, plain_polar_work
 
 RECIPE = Recipe(
     "Muon",

@@ -6,12 +6,12 @@ from torch import Tensor
 
 from gomuon.functional.polar_factor import polar
 from gomuon.geometry.base import Geometry
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import MUON, Group, heavy_ball_momentum, rate
-from gomuon.methods.work import StepWork, plain_polar_work
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import MUON, Group, heavy_ball_momentum, rate
+from gomuon.recipes.work import StepWork, plain_polar_work
 from gomuon.settings import Setting, one_of, with_defaults
 
 

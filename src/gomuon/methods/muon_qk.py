@@ -13,10 +13,14 @@ from torch import Tensor, nn
 from gomuon.functional.factors import guarded_roots
 from gomuon.functional.linalg import identity_like
 from gomuon.geometry.base import Geometry
-from gomuon.methods.recipe import ModelUse, Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import PAPER, Group, lerp_momentum, matched_polar, muon_scale, rate
-from gomuon.methods.work import (
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.specs import LayerSpec
+from gomuon.parameters.stacks import Layer, Stack, alike
+from gomuon.parameters.state import Entries, Side
+from gomuon.recipes.recipe import ModelUse, Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import PAPER, Group, lerp_momentum, matched_polar, muon_scale, rate
+from gomuon.recipes.work import (
     Kept,
     Matrices,
     Product,
@@ -27,10 +31,6 @@ from gomuon.methods.work import (
     plain_polar_work,
     root_work,
 )
-from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.specs import LayerSpec
-from gomuon.parameters.stacks import Layer, Stack, alike
-from gomuon.parameters.state import Entries, Side
 from gomuon.settings import INTERVAL, POSITIVE, Setting, optional
 
 _NAMES = (("q", "k"), ("q_proj", "k_proj"), ("query", "key"), ("wq", "wk"))

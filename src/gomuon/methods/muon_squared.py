@@ -4,12 +4,12 @@ from torch import Tensor
 
 from gomuon.functional.polar_factor import polar
 from gomuon.geometry.base import Geometry
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import MUON, Group, lerp_momentum, muon_scale, rate
-from gomuon.methods.work import StepWork, momentum_and_square, plain_polar_work
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import MUON, Group, lerp_momentum, muon_scale, rate
+from gomuon.recipes.work import StepWork, momentum_and_square, plain_polar_work
 from gomuon.settings import DECAY, Setting, with_defaults
 
 

@@ -8,9 +8,11 @@ from torch import Tensor
 from gomuon.functional.linalg import guarded, identity_like, trace_mean
 from gomuon.functional.oracle import preconditioned
 from gomuon.geometry.captured import CapturedMoments, map_jobs, run
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import (
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Layer, Stack
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import (
     CAPTURE,
     MUON,
     Clock,
@@ -20,7 +22,7 @@ from gomuon.methods.stations import (
     plain_polar,
     rate,
 )
-from gomuon.methods.work import (
+from gomuon.recipes.work import (
     CapturedFactors,
     Decomposition,
     Matrices,
@@ -29,8 +31,6 @@ from gomuon.methods.work import (
     maps_work,
     plain_polar_work,
 )
-from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Layer, Stack
 from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting
 
 

@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from gomuon.functional.polar_factor import polar
 from gomuon.geometry.base import Geometry
-from gomuon.methods.recipe import ModelUse, Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import MUON, Group, aspect, lerp_momentum, rate
-from gomuon.methods.work import Matrices, StepWork, Work, plain_polar_work
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.groups import groups_of
 from gomuon.parameters.routing import Route, RoutingTable
 from gomuon.parameters.stacks import Stack
+from gomuon.recipes.recipe import ModelUse, Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import MUON, Group, aspect, lerp_momentum, rate
+from gomuon.recipes.work import Matrices, StepWork, Work, plain_polar_work
 from gomuon.settings import FLAG, NOT_NEGATIVE, Setting, one_of, with_defaults
 
 _SIGN = "output head: sign"

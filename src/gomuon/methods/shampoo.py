@@ -6,9 +6,11 @@ from torch import Tensor
 from gomuon.functional.linalg import decompose, guarded, widened
 from gomuon.functional.oracle import preconditioned
 from gomuon.geometry.gradients import GradientGrams, inverse_power
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import (
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Stack
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import (
     MOMENTUM,
     Clock,
     Group,
@@ -18,7 +20,7 @@ from gomuon.methods.stations import (
     rate,
     to_length,
 )
-from gomuon.methods.work import (
+from gomuon.recipes.work import (
     Kept,
     Matrices,
     StepWork,
@@ -28,8 +30,6 @@ from gomuon.methods.work import (
     maps_work,
     momentum_factors_and_maps,
 )
-from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Stack
 from gomuon.settings import INTERVAL, NOT_NEGATIVE, SHARE, Setting, one_of, with_defaults
 
 

@@ -10,10 +10,13 @@ from torch import Tensor
 from gomuon.functional.linalg import decompose, over_batch
 from gomuon.functional.oracle import preconditioned
 from gomuon.geometry.base import Geometry
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import Clock, Group, rate
-from gomuon.methods.work import (
+from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.stacks import Layer, Stack
+from gomuon.parameters.state import Entries, both_sides
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import Clock, Group, rate
+from gomuon.recipes.work import (
     Decomposition,
     Kept,
     Matrices,
@@ -23,9 +26,6 @@ from gomuon.methods.work import (
     maps_work,
     momentum_and_square,
 )
-from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Layer, Stack
-from gomuon.parameters.state import Entries, both_sides
 from gomuon.settings import BETAS, DECAY, INTERVAL, NOT_NEGATIVE, WHOLE, Setting
 
 

@@ -12,7 +12,7 @@ from gomuon.lab.bench import lower_bounds, tables, targets, workloads
 from gomuon.lab.bench.arms import gomuon_optimizer
 from gomuon.lab.bench.interleaving import Runner
 from gomuon.lab.bench.workloads import Workload
-from gomuon.methods.work import Decomposition, flops
+from gomuon.recipes.work import Decomposition, flops
 from tests.lab.helpers.made_bench import made_result
 
 KERNELS = {"polar": 0.4, "whitened": 0.5, "maps": 0.1, "roots": 0.8, "moments": 0.4}

@@ -26,11 +26,11 @@ from gomuon.lab.costs.work import (
     renewal_work,
     state_elements,
 )
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import METHODS
-from gomuon.methods.work import Product, StepWork, Work, flops, polar_work, symmetric
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import METHODS
+from gomuon.recipes.work import Product, StepWork, Work, flops, polar_work, symmetric
 from tests.counting import counted, kept_bytes, predicted
 from tests.models import language_loss, transformer
 

@@ -15,7 +15,7 @@ from gomuon.lab.experiments.optimizers import command_name, entries
 from gomuon.lab.report import terminal_methods
 from gomuon.lab.report.methods_page import markdown
 from gomuon.lab.report.terminal_methods import axes, recipes
-from gomuon.methods.registry import METHODS
+from gomuon.recipes.registry import METHODS
 from tests.lab.test_cli import refused
 
 DOCS = Path(__file__).parents[3] / "docs" / "methods.md"

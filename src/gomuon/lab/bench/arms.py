@@ -17,8 +17,8 @@ from torch import Tensor, nn
 import gomuon
 from gomuon.lab.bench.newton_schulz import NewtonSchulzMuon
 from gomuon.lab.bench.plain_loop import plain_go_muon, plain_muon
-from gomuon.methods.registry import METHODS
 from gomuon.parameters.routing import route
+from gomuon.recipes.registry import METHODS
 
 RATE = 1e-3
 REFERENCE = "adamw"  # its model has no hooks: its forward and backward time is the unit

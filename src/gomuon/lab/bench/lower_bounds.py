@@ -24,8 +24,8 @@ from gomuon.lab.bench.workloads import Workload
 from gomuon.lab.costs.layers import find_input_uses, find_layers, units_of
 from gomuon.lab.costs.work import moment_work, renewal_work
 from gomuon.lab.machine import on_threads
-from gomuon.methods.work import Operation, Product, Work, maps_work
 from gomuon.parameters.stacks import Stack
+from gomuon.recipes.work import Operation, Product, Work, maps_work
 
 Seconds = Mapping[str, float]  # of one core, by kind of work
 # Kind of polar factor -> the arm whose sources are used: M of Muon, P_B M P_A of Go-MUON.

@@ -22,8 +22,8 @@ from gomuon.lab.costs.work import (
 )
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.work import StepWork, Work, flops
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.work import StepWork, Work, flops
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def estimate_cost(
     if work is None:
         raise LabError(
             f"{recipe.name} does not state its costs, so there is nothing to plan with; add "
-            "work=StepWork(...) to its recipe (gomuon.methods.work has the parts)"
+            "work=StepWork(...) to its recipe (gomuon.recipes.work has the parts)"
         )
     settings = {**recipe.defaults, **entry.options}
     settings.update({key: value for key, value in changes.items() if key in settings})

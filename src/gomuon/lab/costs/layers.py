@@ -9,12 +9,12 @@ from torch import Tensor, nn
 
 from gomuon.capture.hooks import CapturedModule
 from gomuon.capture.model import captured_modules
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.work import Group, Matrices
 from gomuon.parameters.routing import Routes, RoutingTable, route
 from gomuon.parameters.rows import ConvRows, Rows, Sampling
 from gomuon.parameters.specs import PLAIN, LayerSpec, cut, joined_biases, layer_specs
 from gomuon.parameters.stacks import Layer
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.work import Group, Matrices
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ A unit is a list of layers that read one input and have one owner; see `layers.u
 from collections.abc import Sequence
 
 from gomuon.lab.costs.layers import MatrixLayer
-from gomuon.methods.work import CapturedFactors, LayerWork, StepWork, Work, symmetric
+from gomuon.recipes.work import CapturedFactors, LayerWork, StepWork, Work, symmetric
 
 STEP_BYTES = 4  # AdamW's own count of steps, one float32 for each parameter
 Layers = Sequence[MatrixLayer]

@@ -12,10 +12,10 @@ from torch import nn
 
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.experiments.models import Attention
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import METHODS
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.specs import LayerSpec
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import METHODS
 from gomuon.telemetry import Alignment
 
 ADAMW = "adamw"

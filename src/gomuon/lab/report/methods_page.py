@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from gomuon.lab.experiments.optimizers import VARIANTS, OptimizerEntry, command_name
 from gomuon.lab.report.markdown import escape, table_row
 from gomuon.lab.report.terminal_methods import AXES, axes, blocks, docstring, recipes
-from gomuon.methods.recipe import Recipe
+from gomuon.recipes.recipe import Recipe
 
 CODE_WIDTH = 96
 INTRODUCTION = """\
@@ -37,10 +37,10 @@ from torch import Tensor
 
 from gomuon import MatrixOptimizer
 from gomuon.geometry.base import Geometry
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import register
-from gomuon.methods.stations import MOMENTUM, Group, length, lerp_momentum, muon_scale, rate
-from gomuon.methods.work import Matrices, Product, StepWork, Work
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import register
+from gomuon.recipes.stations import MOMENTUM, Group, length, lerp_momentum, muon_scale, rate
+from gomuon.recipes.work import Matrices, Product, StepWork, Work
 from gomuon.parameters.stacks import Stack
 from gomuon.settings import INTERVAL, Setting
 

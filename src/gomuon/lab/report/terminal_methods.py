@@ -14,8 +14,8 @@ from rich.text import Text
 import gomuon
 from gomuon.lab.errors import unknown_name
 from gomuon.lab.experiments.optimizers import VARIANTS, OptimizerEntry, command_name, entries
-from gomuon.methods.recipe import Recipe
-from gomuon.methods.registry import METHODS
+from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.registry import METHODS
 
 # As in the paper's table of related work, with rate and origin added.
 AXES = ("statistical geometry", "matrix update", "curvature amortisation", "from")

@@ -9,12 +9,12 @@ from typing import Any
 from torch import Tensor, nn
 
 from gomuon.geometry.base import Geometry
-from gomuon.methods import stations
-from gomuon.methods.stations import EVERY_STEP, Clock, Decay, Direction, Scale, Source, Trust
-from gomuon.methods.work import StepWork
 from gomuon.parameters.groups import groups_of
 from gomuon.parameters.routing import RoutingTable
 from gomuon.parameters.specs import LayerSpec
+from gomuon.recipes import stations
+from gomuon.recipes.stations import EVERY_STEP, Clock, Decay, Direction, Scale, Source, Trust
+from gomuon.recipes.work import StepWork
 from gomuon.settings import ADAMW_DEFAULTS, COMMON, Settings, check_settings
 
 
