@@ -40,14 +40,14 @@ def _condition_number(S: Tensor, name: str) -> Tensor:
 
 
 def grafted_alignment_bound(A: Tensor, B: Tensor, M: Tensor, alpha: float) -> Tensor:
-    """⟨M, D̂_α⟩ ≥ K_AB^(−α)·‖M‖_*, K_AB = κ₂(A)κ₂(B): first half of Equation (16) (Proposition 5)."""
+    """⟨M, D̂_α⟩ ≥ K_AB^(−α)·‖M‖_*, K_AB = κ₂(A)κ₂(B): half of Equation (16) (Proposition 5)."""
     kept = grafted_condition_bound(A, B, alpha).reciprocal()
     arguments.sided(M, B, A, ("M", "B", "A"))
     return kept * attempt(torch.linalg.matrix_norm, M, ord="nuc")
 
 
 def grafted_condition_bound(A: Tensor, B: Tensor, alpha: float) -> Tensor:
-    """κ₊(D̂_α) ≤ K_AB^α: second half of Equation (16) (Proposition 5)."""
+    """κ₊(D̂_α) ≤ K_AB^α: the other half of Equation (16) (Proposition 5)."""
     arguments.square(A, "A")
     arguments.square(B, "B")
     arguments.alike(B, "B", A, "A")
