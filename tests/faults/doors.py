@@ -1,5 +1,6 @@
 """The public functions: right arguments for each, and what shape and dtype they must give."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -72,6 +73,11 @@ def _factors(source: Source) -> Arguments:
         "M": source.normal(*leading, m, n, dtype=dtype),
         "alpha": source.pick.choice([0.0, 0.25, 0.5]),
     }
+
+
+def _quadratic(source: Source) -> Arguments:
+    given = _factors(source)
+    return {"D": given["M"], "A": given["A"], "B": given["B"]}
 
 
 def _drift(source: Source) -> Arguments:
@@ -210,6 +216,7 @@ DOORS: dict[str, Door] = {
         lambda s: {key: value for key, value in _factors(s).items() if key != "M"},
         _like("A", "B", drop=2),
     ),
+    "root_fisher_norm": Door(theory.root_fisher_norm, _quadratic, _like("D", "A", "B", drop=2)),
     "oas_condition_bound": Door(
         theory.oas_condition_bound,
         lambda s: {
@@ -234,5 +241,10 @@ DOORS: dict[str, Door] = {
     ),
     "ema_variance": Door(theory.ema_variance, _clock, _plain),
     "sparse_variance_ratio": Door(theory.sparse_variance_ratio, _clock, _plain),
+    "sparse_noise_gain": Door(
+        theory.sparse_noise_gain,
+        lambda s: {**_clock(s), "frequency": s.pick.choice([0, 0.1, -2.5, math.pi, 1e9])},
+        _plain,
+    ),
     "sparse_lag": Door(theory.sparse_lag, _clock, _plain),
 }

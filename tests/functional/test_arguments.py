@@ -38,6 +38,7 @@ TENSOR_ARGUMENTS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (theory.condition_number, {"S": LEFT}),
     (partial(theory.grafted_alignment_bound, alpha=0.5), {"A": RIGHT, "B": LEFT, "M": M}),
     (partial(theory.grafted_condition_bound, alpha=0.5), {"A": RIGHT, "B": LEFT}),
+    (theory.root_fisher_norm, {"D": M, "A": RIGHT, "B": LEFT}),
     (
         theory.cached_efficiency_bound,
         {"left": LEFT, "right": RIGHT, "cached_left": LEFT, "cached_right": RIGHT},
@@ -80,6 +81,7 @@ NUMBER_ARGUMENTS: list[tuple[Callable[..., Any], str, list[Any]]] = [
     (theory.ema_variance, "beta", [-1, 1, 2, math.nan]),
     (partial(theory.ema_variance, 0.5), "every", [0, -1, 10**400]),
     (lambda beta: theory.sparse_variance_ratio(beta, 2), "beta", [1, 1.5]),
+    (partial(theory.sparse_noise_gain, 0.9, 2), "frequency", [math.nan, math.inf, 10**400]),
     (partial(theory.sparse_lag, 0.9), "every", [0, 10**400]),
 ]
 

@@ -43,7 +43,7 @@ FACTOR = torch.diag(torch.tensor([1 / 9, 9.0], dtype=torch.float64))
 
 
 def grafted(M: Tensor, A: Tensor, B: Tensor, alpha: float, method: PolarMethod = "svd") -> Tensor:
-    """D̂_α of Equation 14, from the factors."""
+    """D̂_α of Equation (14), from the factors."""
     D = matched_direction(M, inverse_root(B, alpha), inverse_root(A, alpha), polar_method=method)
     return frobenius_graft(D)
 

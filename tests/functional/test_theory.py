@@ -1,6 +1,8 @@
 """The paper's bounds and numbers, against direct computation."""
 
+import cmath
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -67,6 +69,24 @@ def test_aligned_factors_attain_the_condition_bound() -> None:
     )
     assert condition(D) == pytest.approx(6, rel=1e-12)
     assert float(theory.grafted_condition_bound(A, B, 1 / 4)) == pytest.approx(6, rel=1e-12)
+
+
+@repeatable
+@given(problems())
+def test_the_root_fisher_norm_is_the_kronecker_form(problem: Problem) -> None:
+    vec = problem.M.T.reshape(-1)  # stacks columns
+    form = float(vec @ torch.kron(problem.A.power(1 / 2), problem.B.power(1 / 2)) @ vec)
+    got = theory.root_fisher_norm(problem.M, problem.A.power(1), problem.B.power(1))
+    slack = roundoff(problem.A.condition + problem.B.condition, problem.factor_condition**0.5)
+    assert float(got) ** 2 == pytest.approx(form, rel=slack)
+
+
+def test_the_root_fisher_norm_of_singular_factors_and_of_a_batch() -> None:
+    D = torch.ones(2, 2, 3, dtype=torch.float64)
+    A = torch.diag(torch.tensor([16.0, 0.0, 0.0], dtype=torch.float64))
+    B = torch.diag(torch.tensor([0.0, 81.0], dtype=torch.float64))
+    assert theory.root_fisher_norm(D, A, B).tolist() == pytest.approx([6.0, 6.0], rel=1e-14)
+    assert float(theory.root_fisher_norm(D[0], 0 * A, B)) == 0
 
 
 @repeatable
@@ -187,3 +207,44 @@ def test_sparse_averages_from_the_weights_of_the_recursion(beta: float, every: i
         math.fsum(w * (j * every + phase) for j, w in enumerate(sparse)) for phase in range(every)
     ]
     assert theory.sparse_lag(beta, every) == pytest.approx(math.fsum(ages) / every, rel=1e-12)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.97])
+@pytest.mark.parametrize("every", [1, 2, 4, 7])
+def test_the_noise_gain_is_the_ratio_of_the_transfer_functions(beta: float, every: int) -> None:
+    def transfer(decay: float, angle: float) -> float:
+        return abs((1 - decay) / (1 - decay * cmath.exp(-1j * angle))) ** 2
+
+    for frequency in (0.0, 0.01, 1.0, -2.0, math.tau / every, math.pi, 50.0):
+        ratio = transfer(beta**every, every * frequency) / transfer(beta, frequency)
+        gain = theory.sparse_noise_gain(beta, every, frequency)
+        assert gain == pytest.approx(ratio, rel=1e-10)
+        assert gain >= 1 - 1e-12
+    assert theory.sparse_noise_gain(beta, every, 0.0) == 1
+
+
+@pytest.mark.parametrize("correlation", [-0.8, 0.0, 0.9])
+def test_sparse_averages_of_correlated_noise_vary_more(correlation: float) -> None:
+    """Noise with autocovariance ρ^|k|, by the recursion's weights and by its spectrum."""
+    beta, every, points = 0.9, 4, 2048
+
+    def variance(step: int) -> float:
+        ages = torch.arange(400, dtype=torch.float64)
+        weights = (1 - beta**step) * beta ** (step * ages)
+        apart = step * (ages[:, None] - ages).abs()
+        signs = torch.where(apart % 2 == 1, math.copysign(1.0, correlation), 1.0)
+        return float(weights @ (signs * abs(correlation) ** apart) @ weights)
+
+    def spectral(gain: Callable[[float], float]) -> float:
+        total = 0.0
+        for point in range(points):
+            omega = math.tau * point / points
+            density = (1 - correlation**2) / abs(1 - correlation * cmath.exp(-1j * omega)) ** 2
+            dense = abs((1 - beta) / (1 - beta * cmath.exp(-1j * omega))) ** 2
+            total += density * dense * gain(omega)
+        return total / points
+
+    assert variance(every) > variance(1)
+    assert spectral(lambda omega: 1.0) == pytest.approx(variance(1), rel=1e-10)
+    sparse = spectral(lambda omega: theory.sparse_noise_gain(beta, every, omega))
+    assert sparse == pytest.approx(variance(every), rel=1e-10)

@@ -102,10 +102,10 @@ class Tap(torch.autograd.Function):
             wanted = ctx.rows.mask_rows(mask.to(g.dtype))  # one or zero per row
             rows_g, rows_x = rows_g * wanted, None if rows_x is None else rows_x * wanted
             count, uses = wanted.sum(dtype=torch.float64), mask.sum(dtype=torch.float64)
-        A = None if rows_x is None else moment(rows_x, inputs_dtype)
+        A = None if rows_x is None else moment(rows_x, inputs_dtype)  # (9) Σ x xᵀ
         gradients: tuple[Tensor | None, ...] = (None, None, None)
         if gradients_dtype:
-            gradients = (moment(rows_g, gradients_dtype), count, uses)
+            gradients = (moment(rows_g, gradients_dtype), count, uses)  # (9) Σ δ δᵀ
         return g, None, None, None, None, A, count if count_dtype else None, *gradients
 
 

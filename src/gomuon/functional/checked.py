@@ -51,6 +51,8 @@ def matched_direction(
 ) -> Tensor:
     """D₀ = P_B·polar(P_B M P_A)·P_A, the exact oracle of Theorem 1: ⟨M, D₀⟩ = ‖P_B M P_A‖_*.
 
+    Equation (4) at ρ = 1. It holds for any maps, cached ones too: Equation (6).
+
     Args:
         M: [..., m, n] the source.
         left: [..., m, m] symmetric positive definite P_B, or None for the identity.
@@ -70,7 +72,7 @@ def matched_direction(
 def inside_only_direction(
     M: Tensor, left: Tensor | None, right: Tensor | None, *, polar_method: PolarMethod = "svd"
 ) -> Tensor:
-    """polar(P_B M P_A) without the map back; its alignment with M may be negative (Section 2.2).
+    """polar(P_B M P_A) without the map back; ⟨M, D⟩ may be negative, as in Equation (8).
 
     Takes and raises what `matched_direction` does.
     """
@@ -80,7 +82,7 @@ def inside_only_direction(
 
 
 def frobenius_graft(D: Tensor, rank: Tensor | None = None) -> Tensor:
-    """D rescaled to ‖D‖_F = √min(m, n), Muon's update energy (Equation 14); 0 stays 0.
+    """D rescaled to ‖D‖_F = √min(m, n), Muon's update energy, Equation (14); 0 stays 0.
 
     With `rank` [...], the rank of the polar factor, D gets the length √rank. At full rank that is
     the same. Below full rank Muon's own update has that length, and √min(m, n) would stretch the
@@ -104,7 +106,7 @@ def frobenius_graft(D: Tensor, rank: Tensor | None = None) -> Tensor:
 
 
 def weighted_norm(D: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-    """q_P(D) = ‖P_B⁻¹ D P_A⁻¹‖_op (Equation 2), the norm of the ball that D₀ is the oracle of.
+    """q_P(D) = ‖P_B⁻¹ D P_A⁻¹‖_op, Equation (2), the norm of the ball that D₀ is the oracle of.
 
     Raises:
         TypeError: an argument is not a tensor.
@@ -117,7 +119,7 @@ def weighted_norm(D: Tensor, left: Tensor | None, right: Tensor | None) -> Tenso
 
 
 def inverse_root(S: Tensor, power: float) -> Tensor:
-    """S^(−power) with eigenvalues floored at roundoff scale; power ¼ gives the maps P_A, P_B.
+    """S^(−power) with eigenvalues floored at roundoff scale; power ¼ gives P_A, P_B, Equation (29).
 
     Args:
         S: [..., d, d] symmetric positive semi-definite, float32 or float64.
@@ -160,7 +162,7 @@ def oas(S: Tensor, n: int | float | Tensor) -> tuple[Tensor, Tensor]:
 
 
 def shrink(S: Tensor, intensity: float | Tensor) -> Tensor:
-    """(1−λ)S + λ·tr(S)/d·I for intensity λ, a number or a tensor that broadcasts over [...].
+    """(1−λ)S + λ·tr(S)/d·I, Equation (18), for λ a number or a tensor that broadcasts over [...].
 
     Raises:
         TypeError: S is not a tensor, or intensity not a number.

@@ -1,4 +1,4 @@
-"""From a second moment to a map: OAS shrinkage, Equations (17)–(18), and inverse roots, (29)."""
+"""From a second moment to a map: OAS, Equations (17)–(18), and inverse roots, Equation (29)."""
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ def oas(S: Tensor, n: int | float | Tensor) -> tuple[Tensor, Tensor]:
     denominator = (n + 1 - 2 / d) * dispersion
     # Equation (17).
     intensity = torch.where(denominator > 0, numerator / denominator, 1.0).clamp(0, 1).to(S.dtype)
-    return shrink(S, intensity), intensity
+    return shrink(S, intensity), intensity  # (18)
 
 
 def shrink(S: Tensor, intensity: float | Tensor) -> Tensor:
@@ -43,7 +43,7 @@ def _plus_identity(S: Tensor, value: Tensor) -> Tensor:
 
 
 def inverse_root(S: Tensor, power: float) -> Tensor:
-    """S^(−power) with eigenvalues floored at roundoff scale; power ¼ gives the maps of (29).
+    """S^(−power) with eigenvalues floored at roundoff scale; power ¼: the maps of Equation (29).
 
     See `gomuon.functional.inverse_root`.
     """
@@ -59,7 +59,7 @@ def _inverse_root(S: Tensor, power: float) -> Tensor:
     floored = torch.where(largest > 0, eigenvalues.clamp_min(floor), 1.0)
     # Halving the power gives V·f·(V·f)ᵀ, symmetric up to the order of its sums.
     half = V * floored.pow(-power / 2).unsqueeze(-2)
-    return symmetric_product(half.mT)
+    return symmetric_product(half.mT)  # (29)
 
 
 def guarded_roots(S: Tensor, power: float) -> list[Tensor | None]:

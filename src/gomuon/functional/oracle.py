@@ -18,13 +18,13 @@ def matched_direction(
 ) -> tuple[Tensor, Tensor]:
     """D₀ = P_B·Q·P_A with Q = polar(P_B M P_A), Equations (32) and (33), and the rank of Q, [...].
 
-    Equation (4) at ρ = 1.
+    Equation (4) at ρ = 1. The maps may be cached: Equation (6).
     """
 
     def direction(M: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor, Tensor]:
-        C = preconditioned(M, left, right)  # (12), (32)
+        C = preconditioned(M, left, right)  # (2), (12), (32)
         Q = polar(C, polar_method)
-        return preconditioned(Q, left, right), rank_of(Q)  # (13), (33)
+        return preconditioned(Q, left, right), rank_of(Q)  # (4), (13), (33)
 
     D, rank = over_batch(direction, M, left, right)
     return D, rank
@@ -41,7 +41,7 @@ def frobenius_graft(D: Tensor, rank: Tensor | None = None) -> Tensor:
     """D·√min(m, n)/‖D‖_F, Equations (14) and (34); with `rank` D·√rank/‖D‖_F."""
     norm = torch.linalg.matrix_norm(D, keepdim=True)
     length = math.sqrt(min(D.shape[-2:])) if rank is None else rank.sqrt()[..., None, None]
-    return D * torch.where(norm > 0, norm.reciprocal() * length, 0.0)
+    return D * torch.where(norm > 0, norm.reciprocal() * length, 0.0)  # (14), (34)
 
 
 def weighted_norm(D: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
@@ -52,7 +52,7 @@ def weighted_norm(D: Tensor, left: Tensor | None, right: Tensor | None) -> Tenso
 
 
 def preconditioned(X: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-    """P_B X P_A."""
+    """P_B X P_A; C of Equation (2) for X = M."""
     X = X if left is None else left @ X
     return X if right is None else X @ right
 

@@ -6,15 +6,20 @@ All raise a TypeError for an argument of another type, a ValueError for one that
 those that decompose matrices a DecompositionError where that fails.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from gomuon.functional import arguments
-from gomuon.functional.linalg import attempt
+from gomuon.functional.linalg import attempt, decompose
 
 
 def oracle_value(M: Tensor, left: Tensor, right: Tensor) -> Tensor:
-    """‖C‖_* with C = P_B M P_A: the value of the support problem at radius one (Theorem 1)."""
+    """‖C‖_* with C = P_B M P_A: the value of Equation (3) at ρ = 1 (Theorem 1).
+
+    ⟨M, D₀⟩ has this value, Equation (5).
+    """
     arguments.square(left, "left")
     arguments.square(right, "right")
     M = arguments.sided(M, left, right)
@@ -35,14 +40,14 @@ def _condition_number(S: Tensor, name: str) -> Tensor:
 
 
 def grafted_alignment_bound(A: Tensor, B: Tensor, M: Tensor, alpha: float) -> Tensor:
-    """⟨M, D̂_α⟩ ≥ K_AB^(−α)·‖M‖_*, K_AB = κ₂(A)κ₂(B) (Proposition 5, first half)."""
+    """⟨M, D̂_α⟩ ≥ K_AB^(−α)·‖M‖_*, K_AB = κ₂(A)κ₂(B): half of Equation (16) (Proposition 5)."""
     kept = grafted_condition_bound(A, B, alpha).reciprocal()
     arguments.sided(M, B, A, ("M", "B", "A"))
     return kept * attempt(torch.linalg.matrix_norm, M, ord="nuc")
 
 
 def grafted_condition_bound(A: Tensor, B: Tensor, alpha: float) -> Tensor:
-    """κ₊(D̂_α) ≤ K_AB^α (Proposition 5, second half)."""
+    """κ₊(D̂_α) ≤ K_AB^α: the other half of Equation (16) (Proposition 5)."""
     arguments.square(A, "A")
     arguments.square(B, "B")
     arguments.alike(B, "B", A, "A")
@@ -51,8 +56,31 @@ def grafted_condition_bound(A: Tensor, B: Tensor, alpha: float) -> Tensor:
     return (_condition_number(A, "A") * _condition_number(B, "B")).pow(alpha)
 
 
+def root_fisher_norm(D: Tensor, A: Tensor, B: Tensor) -> Tensor:
+    """‖B^¼ D A^¼‖_F, whose square is vec(D)ᵀ(A^½ ⊗ B^½)vec(D), Equation (15).
+
+    The length of D in the square root of the K-FAC metric. Go-MUON bounds the operator norm of the
+    same matrix instead.
+
+    Args:
+        D: [..., m, n] a direction.
+        A: [..., n, n] symmetric positive semi-definite, the input side.
+        B: [..., m, m] symmetric positive semi-definite, the output side.
+    """
+    arguments.square(A, "A")
+    arguments.square(B, "B")
+    D = arguments.sided(D, B, A, ("D", "B", "A"))
+    return torch.linalg.matrix_norm(_quarter_root(B) @ D @ _quarter_root(A))
+
+
+def _quarter_root(S: Tensor) -> Tensor:
+    """S^¼; eigenvalues that rounding made negative count as zero."""
+    eigenvalues, V = decompose(torch.linalg.eigh, S)
+    return (V * eigenvalues.clamp_min(0).pow(0.25).unsqueeze(-2)) @ V.mT
+
+
 def oas_condition_bound(d: int, intensity: float | Tensor) -> float | Tensor:
-    """κ₂(OAS(S)) ≤ (d − (d−1)λ)/λ for λ > 0 and tr(S) > 0 (Equation 19)."""
+    """κ₂(OAS(S)) ≤ (d − (d−1)λ)/λ for λ > 0 and tr(S) > 0, Equation (19)."""
     arguments.number(d, "d must be a whole number >= 1", 1, whole=True)
     if isinstance(intensity, Tensor):
         arguments.floating(intensity, "intensity", "[...]", 0)
@@ -67,8 +95,8 @@ def cached_efficiency_bound(
 ) -> Tensor:
     """Θ⁻¹, the least fraction of the current oracle value a cached direction reaches.
 
-    Θ = κ₂(P_B⁻¹P̃_B)·κ₂(P_A⁻¹P̃_A), Equation (7); the bound is Proposition 7, in
-    the appendix.
+    Θ = κ₂(P_B⁻¹P̃_B)·κ₂(P_A⁻¹P̃_A), Equation (7). The bound is Equation (36),
+    Proposition 7 in the appendix.
     """
     drift_left = _drift(left, cached_left, "left")
     drift_right = _drift(right, cached_right, "right")
@@ -94,14 +122,16 @@ def softmax_fisher(p: Tensor) -> Tensor:
 
 
 def observed_label_mismatch(q: Tensor, p: Tensor) -> Tensor:
-    """B_{q,z} − B_{F,z} = Diag(r) − prᵀ − rpᵀ with r = q − p (Proposition 3)."""
+    """B_{q,z} − B_{F,z} = Diag(r) − prᵀ − rpᵀ with r = q − p, Equation (10) (Proposition 3)."""
     r = _residual(q, p)
     outer = p.unsqueeze(-1) * r.unsqueeze(-2)
     return torch.diag_embed(r) - outer - outer.mT
 
 
 def observed_label_mismatch_bound(q: Tensor, p: Tensor, jacobian: Tensor | None = None) -> Tensor:
-    """3‖q−p‖₂, times ‖J_l‖₂² for a hidden layer with δ_l = J_lᵀδ_z (Proposition 3).
+    """3‖q−p‖₂, Equation (10), times ‖J_l‖₂² for a hidden layer, Equation (11) (Proposition 3).
+
+    A hidden layer has δ_l = J_lᵀδ_z.
 
     Args:
         q: [..., c] the labels' distribution.
@@ -125,7 +155,7 @@ def observed_label_mismatch_bound(q: Tensor, p: Tensor, jacobian: Tensor | None 
 
 
 def _residual(q: Tensor, p: Tensor) -> Tensor:
-    """Q − p, of labels that may be whole numbers."""
+    """q − p, of labels that may be whole numbers."""
     arguments.floating(p, "p", "[..., c]", 1)
     arguments.tensor(q, "q")
     if q.is_complex() or q.dtype is torch.bool:
@@ -138,19 +168,45 @@ def _residual(q: Tensor, p: Tensor) -> Tensor:
 
 
 def ema_variance(beta: float, every: int = 1) -> float:
-    """Stationary variance of an average renewed every K steps with β^K, per unit of noise."""
+    """(1−β^K)/(1+β^K), Equation (24); with K = 1 Equation (25).
+
+    The stationary variance of an average renewed every K steps with β^K, for IID observations of
+    variance 1.
+    """
     beta = _clock(beta, every)
     decay = beta**every
     return (1 - decay) / (1 + decay)
 
 
 def sparse_variance_ratio(beta: float, every: int) -> float:
-    """Variance of the sparse average over the per-step one's, IID noise (Proposition 6)."""
+    """Variance with K over variance with K = 1, Equations (24) and (25) (Proposition 6)."""
     return ema_variance(beta, every) / ema_variance(beta)
 
 
+def sparse_noise_gain(beta: float, every: int, frequency: float) -> float:
+    """|G_K(ω)|²/|H₁(ω)|², how much more noise of frequency ω the sparse average lets through.
+
+    G_K and H₁ are the transfer functions of the sparse and the per-step average. The gain is never
+    below 1, so for any stationary noise the sparse average has the larger covariance: Equation (23)
+    (Proposition 6).
+
+    Args:
+        beta: β_B, in [0, 1).
+        every: K, the steps between two observations.
+        frequency: ω, in radians per step.
+    """
+    beta = _clock(beta, every)
+    omega = float(arguments.number(frequency, "frequency must be a finite number"))
+    omega = math.remainder(omega, math.tau)
+    decay = beta**every
+    # |1 − βe^(−iω)|² = (1−β)² + 4β·sin²(ω/2). Written so, nothing cancels.
+    dense = 4 * beta * (math.sin(omega / 2) / (1 - beta)) ** 2
+    sparse = 4 * decay * (math.sin(every * omega / 2) / (1 - decay)) ** 2 if decay else 0.0
+    return (1 + dense) / (1 + sparse)
+
+
 def sparse_lag(beta: float, every: int) -> float:
-    """L_K = Kβ^K/(1−β^K) + (K−1)/2, phase-averaged lag on an affine signal (Proposition 6)."""
+    """L_K = Kβ^K/(1−β^K) + (K−1)/2, Equation (26): mean lag on an affine signal (Proposition 6)."""
     beta = _clock(beta, every)
     decay = beta**every
     return every * decay / (1 - decay) + (every - 1) / 2

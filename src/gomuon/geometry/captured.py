@@ -102,7 +102,7 @@ class CapturedMoments(Geometry):
         return failed
 
     def _observations(self, side: Side, layers: Sequence[Layer], group: Group) -> Tensor:
-        """Â or B̂ of each layer, Equation (9), shrunk as in (21); [layers, blocks, d, d]."""
+        """Â or B̂ of each layer, Equation (9), or shrunk, Equation (21); [layers, blocks, d, d]."""
         total = torch.stack([_total(layer, side) for layer in layers])
         count = torch.stack([_present(_moment(layer, side)).count for layer in layers])
         weight = count[(...,) + (None,) * (total.ndim - 1)].to(total.dtype)
@@ -112,14 +112,16 @@ class CapturedMoments(Geometry):
             # batch the same weight in the average as any other.
             uses = torch.stack([_present(_moment(layer, side)).uses for layer in layers])
             scale = scale * uses.view_as(weight).square().to(total.dtype)
-        mean = total * scale
+        mean = total * scale  # (9) Â or B̂
         if mean.ndim == 3:  # not already one moment per group of a convolution
             first = layers[0]
             mean = _diagonal_blocks(mean, first.rows if side == "left" else first.columns)
-        return _shrunk(mean, count[:, None], group["shrinkage"]) if self.shrunk else mean
+        if not self.shrunk:
+            return mean
+        return _shrunk(mean, count[:, None], group["shrinkage"])  # (21) A_t or B_t
 
     def _averaged(self, side: Side, layer: Layer, observed: Tensor, group: Group) -> Tensor:
-        """B̄_t ← β^K B̄ + (1 − β^K) B_t, Equations (22), (28); the first B_t starts the average."""
+        """B̄_t ← β^K B̄ + (1 − β^K) B_t, Equations (22) and (28); the first B_t starts it."""
         beta = group.get(self.inputs_decay if side == "right" else "factor_decay")
         factor = layer.state.get(f"{side}_factor")
         if factor is None and self.start is not None:
@@ -130,7 +132,7 @@ class CapturedMoments(Geometry):
             return observed.clone()  # not a view, which would keep the whole batch alive
         waited = group["step"] - layer.state.get(f"{side}_seen", 0) if self.elapsed else 1
         # Not in place: a layer that no longer shares this factor keeps its own.
-        return factor.mul(beta**waited).add(observed, alpha=1 - beta**waited)
+        return factor.mul(beta**waited).add(observed, alpha=1 - beta**waited)  # (22), (28)
 
 
 def root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:

@@ -111,7 +111,7 @@ def heavy_ball(G: Tensor, stack: Stack, group: Group) -> Tensor:
 
 
 def matched_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
-    """D = P_B·polar(P_B X P_A)·P_A, Equations (32)–(33), grafted as in (34) if asked for."""
+    """D = P_B·polar(P_B X P_A)·P_A, Equations (32) and (33), then `grafted`."""
     left, right = stack.map("left_map"), stack.map("right_map")
     D, rank = matched_direction(X, left, right, polar_method=group["polar"])
     return grafted(D, rank, group)
@@ -123,7 +123,10 @@ def plain_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
 
 
 def grafted(D: Tensor, rank: Tensor, group: Group) -> Tensor:
-    """‖D‖_F = √rank of the polar factor, √min(m, n) at full rank; no graft keeps D's own length."""
+    """‖D‖_F = √rank of the polar factor, at full rank √min(m, n) as in Equation (34).
+
+    Without a graft D keeps its own length.
+    """
     return frobenius_graft(D, rank) if group.get("graft") == "frobenius" else D
 
 
