@@ -3,13 +3,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test check faults bench evidence docs clean
+.PHONY: demo test quick check faults bench evidence docs clean
 
 demo: .venv/lab
 	$(BIN)/gomuon race --out demo
 
 test: .venv/test check
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# What to run every few minutes: one process, no ranks, no lab, nothing slow. Under 90 s on 2 cores.
+quick: .venv/test
+	$(BIN)/ruff check .
+	$(BIN)/python -m pytest -n 2 --dist worksteal -q -m "not slow" tests/functional tests/parameters \
+	  tests/capture tests/geometry tests/methods tests/checkpoints tests/test_*.py
 
 check: .venv/test
 	$(BIN)/ruff check .

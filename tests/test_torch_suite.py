@@ -16,9 +16,10 @@ from tests.torch_suite import (
 )
 
 # Made of bare parameters, methods that capture say so once; here that is meant.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*given parameters, not a model.*:gomuon.GeometryWarning"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*given parameters, not a model.*:gomuon.GeometryWarning"),
+]
 
 
 @EVERY_METHOD

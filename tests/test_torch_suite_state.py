@@ -16,9 +16,10 @@ from gomuon.optimizer import MatrixOptimizer
 from tests.torch_suite import EVERY_METHOD, EVERY_WAY, WAYS, assert_equal, problem, problems
 
 # Made of bare parameters, methods that capture say so once; here that is meant.
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:.*given parameters, not a model.*:gomuon.GeometryWarning"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*given parameters, not a model.*:gomuon.GeometryWarning"),
+]
 
 
 def assert_equal_states(one: MatrixOptimizer, other: MatrixOptimizer) -> None:

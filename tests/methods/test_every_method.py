@@ -79,7 +79,14 @@ def train_odd(model: nn.Module, optimizer: MatrixOptimizer, steps: range) -> Non
 
 
 @EVERY_RECIPE
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        pytest.param(torch.bfloat16, marks=pytest.mark.slow),
+        torch.float32,
+        pytest.param(torch.float64, marks=pytest.mark.slow),
+    ],
+)
 def test_resumes_bit_for_bit_after_every_step(
     method: str, settings: dict[str, Any], dtype: torch.dtype
 ) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 from tests.lab.helpers.commands import TINY, refused
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "methods.md"
 # The table-driven tests: what every method promises, and what its steps multiply and keep.
