@@ -37,11 +37,11 @@ from torch import Tensor
 
 from gomuon import MatrixOptimizer
 from gomuon.geometry.base import Geometry
+from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import MOMENTUM, Group, length, lerp_momentum, muon_scale, rate
 from gomuon.recipes.work import Matrices, Product, StepWork, Work
-from gomuon.parameters.stacks import Stack
 from gomuon.settings import INTERVAL, Setting
 
 
