@@ -272,7 +272,9 @@ def test_a_forged_selection_is_named(field: str, value: Any, tmp_path: Path) -> 
     path.write_text(json.dumps(whole))
     assert read_selection(path).picked == {"adamw": (0.1, None)}
     path.write_text(json.dumps({**whole, field: value}))
-    with pytest.raises(LabError, match=r"selection\.json is not a selection of gomuon tune or reproduce"):
+    with pytest.raises(
+        LabError, match=r"selection\.json is not a selection of gomuon tune or reproduce"
+    ):
         read_selection(path)
 
 

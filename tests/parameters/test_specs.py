@@ -29,8 +29,8 @@ def test_cutting_and_joining_are_inverse(spec: LayerSpec) -> None:
     assert matrices.shape == (layer.blocks, *layer.shape)
     layer.assign(2 * matrices)
     torch.testing.assert_close(layer.parameter, 2 * W)
-    layer.keep("momentum", matrices.clone())
-    torch.testing.assert_close(layer.recall("momentum"), matrices)
+    layer.set_memory("momentum", matrices.clone())
+    torch.testing.assert_close(layer.memory_or_zeros("momentum"), matrices)
 
 
 def test_blocks_are_the_expected_pieces() -> None:

@@ -1,4 +1,4 @@
-"""Matrix products and decompositions as data, and how many operations each is."""
+"""Matrix products and decompositions as data, with their numbers of operations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Product:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """`count` decompositions of [m, n] by LAPACK or its like."""
+    """`count` decompositions of [m, n] matrices by LAPACK or a similar library."""
 
     count: int
     routine: str
@@ -29,7 +29,7 @@ class Decomposition:
 
     @property
     def flops(self) -> int:
-        """The textbook's leading terms: an estimate of what a library does, not a count."""
+        """The textbook's leading terms: an estimate, not a count of a library's operations."""
         return self.count * DECOMPOSITIONS[self.routine](self.m, self.n)
 
 
@@ -55,20 +55,20 @@ def flops(work: Sequence[Operation]) -> int:
 
 
 def symmetric(count: int, d: int, rows: int) -> Work:
-    """VᵀV of V [rows, d] as `symmetric_product` makes it, in strips of little more than half."""
+    """VᵀV of V [rows, d] as in `symmetric_product`: strips that cover little more than half."""
     block = max(128, d // 16)
     block = block if d >= 2 * block else d
     return [Product(count, min(block, d - begin), rows, d - begin) for begin in range(0, d, block)]
 
 
-# Steps towards one and four that separate the null space off, in float32 and in float64.
+# The number of steps in float32 and float64. The last four separate the null space.
 POLAR_EXPRESS_STEPS = {False: 18, True: 50}
 
 
 def polar_work(count: int, m: int, n: int, method: str, *, float64: bool = False) -> Work:
-    """The polar factor, as `functional.polar` computes it; `method` is not "auto".
+    """The polar factor as computed by `functional.polar`; `method` is not "auto".
 
-    Of well-conditioned matrices: others are polished by a few products more.
+    For well-conditioned matrices. Others need a few more products.
     """
     short, long = min(m, n), max(m, n)
     if method == "polar-express":

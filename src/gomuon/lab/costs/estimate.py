@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from gomuon.distributed.assignment import Unit, imbalance, loads, owners_of
+from gomuon.distributed.assignment import Unit, imbalance, load_per_rank, owners_of
 from gomuon.lab.costs.footprint import adamw_bytes, unit_elements
 from gomuon.lab.costs.inventory import Inventory, inventory
 from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
@@ -131,7 +131,7 @@ def estimate_cost(
     def over_ranks(costs: Sequence[float]) -> list[float]:
         if ranks.replicate:
             return [sum(costs)] * ranks.mesh.ranks
-        return loads(costs, owners, ranks.mesh.ranks)
+        return load_per_rank(costs, owners, ranks.mesh.ranks)
 
     # Statistics may be updated between refreshes: Shampoo and K-FAC do it at every step.
     going_on = statistics_clock < clock
@@ -230,7 +230,7 @@ def _state(
     _, size = _sizes(planned.model)
     kept = [float(size * unit_elements(unit, method, settings)) for unit in units]
     whole = [sum(kept)] * ranks.mesh.ranks
-    held = whole if ranks.replicate else loads(kept, owners, ranks.mesh.ranks)
+    held = whole if ranks.replicate else load_per_rank(kept, owners, ranks.mesh.ranks)
     return [a + b for a, b in zip(held, _adamw(found.others, size, ranks.mesh), strict=True)]
 
 

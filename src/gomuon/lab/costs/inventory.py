@@ -12,7 +12,13 @@ from gomuon.lab.costs.work import MatrixLayer, Settings
 from gomuon.methods.recipe import Recipe
 from gomuon.parameters.routing import Routes, RoutingTable, route
 from gomuon.parameters.rows import ConvRows, Rows, Sampling
-from gomuon.parameters.specs import PLAIN, LayerSpec, cut, joined_biases, layer_specs
+from gomuon.parameters.specs import (
+    DEFAULT_SPEC,
+    LayerSpec,
+    joined_biases,
+    layer_specs,
+    with_block_size,
+)
 from gomuon.parameters.stacks import Layer
 
 
@@ -61,7 +67,7 @@ def inventory(
     joined = {spec.bias for spec in cuts.values()}
 
     def sampling(weight: Tensor) -> Sampling:
-        return Sampling(ones=cuts.get(weight, PLAIN).bias is not None)
+        return Sampling(ones=cuts.get(weight, DEFAULT_SPEC).bias is not None)
 
     watched = captured_modules(model, sampling)
     layers = []
@@ -69,7 +75,7 @@ def inventory(
         parameter = entry.parameter
         if parameter in joined or parameter.numel() == 0:
             continue
-        spec = cut(cuts.get(parameter, PLAIN), settings)
+        spec = with_block_size(cuts.get(parameter, DEFAULT_SPEC), settings)
         reads: Hashable | None = None
         uses = 1
         if parameter in watched:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gomuon.geometry.captured import sides
+from gomuon.geometry.captured import alpha_of_sides
 from gomuon.methods.work import Decomposition, Product, Work, polar_work, symmetric
 
 Settings = Mapping[str, Any]
@@ -79,7 +79,7 @@ def captured(layer: MatrixLayer, method: str, settings: Settings) -> tuple[bool,
     """Whether (left, right) factors of this layer are captured."""
     if layer.reads is None or not METHODS[method].captures:
         return False, False
-    left, right = sides(settings["alpha"]) if "alpha" in settings else (1.0, 1.0)
+    left, right = alpha_of_sides(settings["alpha"]) if "alpha" in settings else (1.0, 1.0)
     return left > 0, right > 0
 
 
