@@ -81,8 +81,8 @@ def check_method(groups: Sequence[Group], checkpoint: Mapping[str, Any], method:
         if saved != method:
             name = saved if isinstance(saved, str) else describe_value(saved)
             raise ValueError(
-                f"this is a checkpoint of {name}, but the optimizer is {method}; load it into "
-                f"{name}"
+                f"this is a checkpoint of {name}, but the optimizer is {method}; load it with an "
+                "optimizer of the same method"
             )
         return
     # torch.distributed.checkpoint does not save the method. Another method's setting shows it.
