@@ -52,9 +52,9 @@ class Reports:
     def alone_among_ranks(self) -> None:
         """Warn that there are several ranks, but no wrapper that averages gradients."""
         self.warn_once(
-            "there are several ranks, but no DistributedDataParallel around the model was found, so "
-            "each rank trains alone, with its own statistics. If the ranks train one model, give "
-            'the optimizer the wrapped model, or pass work="shared" if you average gradients '
+            "there are several ranks, but no DistributedDataParallel around the model was found. "
+            "So each rank trains alone, with its own statistics. If the ranks train one model, "
+            'give the optimizer the wrapped model, or pass work="shared" if you average gradients '
             'yourself; otherwise pass work="alone"'
         )
 

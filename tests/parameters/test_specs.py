@@ -188,7 +188,9 @@ def test_what_cannot_be_cut_is_refused_at_construction() -> None:
 
     with pytest.raises(ValueError, match=r"'conv.weight' is a convolution with 2 groups.*4 × 1"):
         GoMuon(Odd(), specs={"conv.weight": LayerSpec(heads=4)})
-    with pytest.raises(ValueError, match=r"block=4 of 'linear.weight' is not possible with capt"):
+    with pytest.raises(
+        ValueError, match=r"block=4 of 'linear.weight' is not possible with captured moments"
+    ):
         GoMuon(Odd(), specs={"linear.weight": LayerSpec(block=4)})
     with pytest.raises(ValueError, match=r"'scale' is a scalar"):
         GoMuon(Odd(), specs={"scale": LayerSpec()})
