@@ -32,7 +32,7 @@ def test_arrays_are_no_choices(name: str) -> None:
         ({"routes": {1: "adamw"}}, "routes must have names as keys, got 1"),
         ({"specs": 0.5}, "specs must be a dict or None, got 0.5"),
         ({"specs": {1: LayerSpec()}}, "specs must have names as keys, got 1"),
-        ({"specs": {"*": 3}}, "specs must give '0.weight' a LayerSpec, got 3"),
+        ({"specs": {"*": 3}}, "specs must have a LayerSpec for '0.weight', got 3"),
     ],
 )
 def test_overrides_of_another_type_are_named(settings: dict[str, Any], message: str) -> None:
@@ -41,7 +41,7 @@ def test_overrides_of_another_type_are_named(settings: dict[str, Any], message: 
 
 
 def test_what_holds_no_parameters_is_named() -> None:
-    with pytest.raises(TypeError, match="params must be a model, parameters or groups of them"):
+    with pytest.raises(TypeError, match="params must be a model, parameters or parameter groups"):
         Muon(0.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="a group must have 'params'"):
         Muon([{}])

@@ -1,9 +1,9 @@
-"""Go-MUON ("Second-Order Muon Done Right") as a PyTorch optimizer, and its rivals beside it.
+"""Go-MUON ("Second-Order Muon Done Right") as a PyTorch optimizer, and related methods.
 
 optimizer = gomuon.GoMuon(model, lr=0.08)
 """
 
-# ruff: noqa: I001 (methods stand in the order of the paper's table, and so do all tables of them)
+# ruff: noqa: I001 (methods are in the order of the paper's table; all tables use this order)
 from gomuon import functional as functional
 from gomuon.errors import DecompositionError as DecompositionError
 from gomuon.errors import GeometryWarning as GeometryWarning

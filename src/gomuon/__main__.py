@@ -1,4 +1,4 @@
-"""The command ``gomuon``, also as ``python -m gomuon``."""
+"""The command ``gomuon``, also ``python -m gomuon``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ LAB = ("matplotlib", "numpy", "pooch", "rich", "tyro")
 
 
 def main() -> int:
-    """Hand over to the lab, or say how to get it."""
+    """Run the lab's command line, or say how to install it."""
     try:
         from gomuon.lab import cli
     except ModuleNotFoundError as error:
         if error.name is None or error.name.split(".")[0] not in LAB:
             raise
         print(
-            f'gomuon: the command line needs {error.name.split(".")[0]}; pip install "gomuon[lab]"',
+            f"gomuon: the command line needs {error.name.split('.')[0]}; install it with: "
+            'pip install "gomuon[lab]"',
             file=sys.stderr,
         )
         return 2

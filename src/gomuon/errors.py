@@ -1,4 +1,4 @@
-"""Errors and warnings of our own, so that callers can tell them from torch's."""
+"""Errors and warnings of this package, so that callers can distinguish them from torch's."""
 
 from typing import Any
 
@@ -10,24 +10,24 @@ class DecompositionError(RuntimeError):
 
 
 class NonFiniteGradientError(RuntimeError):
-    """A gradient held NaN or infinity; nothing was changed by the step that found it."""
+    """A gradient has NaN or infinity. The step changed nothing."""
 
 
 class GeometryWarning(UserWarning):
-    """A layer runs on a geometry the user may not expect: the identity, or an older one."""
+    """A layer uses a geometry that the user may not expect: the identity, or an old one."""
 
 
 class RankError(RuntimeError):
-    """Another rank failed, died, or was set up differently."""
+    """Another rank failed, died, or has a different model or settings."""
 
 
-def told(failure: BaseException) -> str:
-    """An exception in one line, with its notes."""
+def describe_exception(failure: BaseException) -> str:
+    """An exception and its notes in one line."""
     return "; ".join([f"{type(failure).__name__}: {failure}", *getattr(failure, "__notes__", ())])
 
 
-def shown(value: Any) -> str:
-    """A value as messages show it: tensors and arrays by their shape, nothing at length."""
+def describe_value(value: Any) -> str:
+    """A short text for a value in a message. Tensors and arrays are described by their shape."""
     if isinstance(value, Tensor) and (value.numel() != 1 or value.is_meta):
         return f"a tensor of {value.dtype} with shape {tuple(value.shape)}"
     shape = getattr(value, "shape", None)

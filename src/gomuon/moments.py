@@ -1,4 +1,4 @@
-"""Second moments of rows: what capture measures, ranks add up, and geometry turns into factors."""
+"""Second moments of rows. Capture measures them, ranks add them up, geometry makes factors."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,8 @@ Shape = tuple[int, ...]
 class Moment:
     """Σ v vᵀ over rows v, [d, d] or [groups, d, d], and two float64 scalars.
 
-    `count` rows were added up; the weight was used on `uses` rows, more where rows are sampled.
+    `count` is the number of rows in the sum. `uses` is the number of rows that the weight was
+    applied to; it is larger if rows are sampled.
     """
 
     total: Tensor
@@ -21,9 +22,9 @@ class Moment:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What one step's backward passes measured of a layer, the sums of Equation (9).
+    """The sums of Equation (9) for one layer, from the backward passes of one step.
 
-    A side that was not asked for or not seen is None. Layers that read the same tensors hold the
+    A side that is not captured or has no data is None. Layers that read the same tensors have the
     *same* `inputs` object.
     """
 
@@ -31,4 +32,4 @@ class Statistics:
     gradients: Moment | None  # Σ δ δᵀ
 
 
-MomentShapes = tuple[Shape | None, Shape | None]  # of `inputs` and `gradients`; None: not asked for
+MomentShapes = tuple[Shape | None, Shape | None]  # of `inputs` and `gradients`; None: not captured

@@ -1,6 +1,6 @@
 """The optimizer: torch's interface around the step.
 
-It holds collaborators and does little itself: the layout of its parameters
+It does little itself. It calls its collaborators: the layout of its parameters
 (`parameters/layout.py`), the capture of the model (`capture/model.py`), the team of ranks
 (`distributed/team.py`), the step (`step.py`) and the store of checkpoints (`checkpoints/store.py`).
 """
@@ -19,11 +19,11 @@ from gomuon.capture.fisher import sampled_label_loss
 from gomuon.capture.hooks import unwrapped
 from gomuon.capture.model import GroupCapture, ModelCapture, remove_hooks
 from gomuon.checkpoints.allocation import allocate, drop_blank
-from gomuon.checkpoints.store import Checkpoint, Store, mapping
+from gomuon.checkpoints.store import Checkpoint, Store, shallow_copy
 from gomuon.distributed.ranks import check_group
 from gomuon.distributed.state import drop_others_state
 from gomuon.distributed.team import Captured, Team, TeamFinder, is_distributed
-from gomuon.errors import NonFiniteGradientError, RankError, shown, told
+from gomuon.errors import NonFiniteGradientError, RankError, describe_exception, describe_value
 from gomuon.functional.linalg import all_finite, full_precision
 from gomuon.parameters.gradients import dense_gradients, unusable_gradients
 from gomuon.parameters.groups import is_matrix, named, names_of_model, with_groups
@@ -44,7 +44,7 @@ Group = Mapping[str, Any]
 
 
 class Common(TypedDict, total=False):
-    """Keywords every method takes."""
+    """Keywords that every method takes."""
 
     adamw: AdamWSettings | None
     routes: Routes
@@ -56,9 +56,10 @@ class Common(TypedDict, total=False):
 
 
 class MatrixOptimizer(torch.optim.Optimizer):
-    """One walk, gradient → source → direction → scale → weights, for every recipe.
+    """The base class of all methods: gradient → source → direction → scale → weights.
 
-    Matrices go through the recipe; everything else goes to AdamW. See `GoMuon` for the arguments.
+    The class's recipe updates matrices; AdamW updates all other parameters. See `GoMuon` for the
+    arguments.
     """
 
     recipe: ClassVar[Recipe]
@@ -79,15 +80,15 @@ class MatrixOptimizer(torch.optim.Optimizer):
     ) -> None:
         if not hasattr(type(self), "recipe"):
             raise TypeError(
-                f"{type(self).__name__} has no recipe: use a method such as gomuon.GoMuon, or "
-                "derive a class and give it a `recipe`"
+                f"{type(self).__name__} has no recipe: use a method such as gomuon.GoMuon, or a "
+                "subclass with a `recipe`"
             )
         recipe, common = self.recipe, {"loss_reduction": loss_reduction, "nonfinite": nonfinite}
         defaults = recipe.values(settings, lr, adamw, **common, work=work)
         if specs is not None and not isinstance(specs, Mapping):
-            raise TypeError(f"specs must be a dict or None, got {shown(specs)}")
+            raise TypeError(f"specs must be a dict or None, got {describe_value(specs)}")
         check_group(process_group)
-        self._begin(Layout(dict(specs or {})), defaults, process_group)
+        self._make_collaborators(Layout(dict(specs or {})), defaults, process_group)
         if isinstance(params, nn.Module):
             model = unwrapped(params)
             table = route(model, routes)
@@ -98,10 +99,11 @@ class MatrixOptimizer(torch.optim.Optimizer):
             self.attach(params)
             return
         if routes is not None or specs is not None:
-            raise ValueError("routes and specs need the model: pass it, not its parameters")
+            raise ValueError("routes and specs need the model: pass the model, not its parameters")
         if not isinstance(params, Iterable):
             raise TypeError(
-                f"params must be a model, parameters or groups of them, got {shown(params)}"
+                "params must be a model, parameters or parameter groups, got "
+                f"{describe_value(params)}"
             )
         if recipe.model_use.needs_model:
             raise ValueError(recipe.model_use.needs_model)
@@ -111,13 +113,15 @@ class MatrixOptimizer(torch.optim.Optimizer):
             self._reports.without_model(type(self).__name__)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Show a recipe's own defaults in the signature of a class that adds no __init__."""
+        """Show the recipe's defaults in the signature of a class without its own __init__."""
         super().__init_subclass__(**kwargs)
         if "__init__" not in cls.__dict__ and hasattr(cls, "recipe"):
             cls.__signature__ = cls.recipe.signature()  # type: ignore[attr-defined]
 
-    def _begin(self, layout: Layout, defaults: Group, process_group: Any = None) -> None:
-        """Make what is not saved: the collaborators, and what is kept between steps."""
+    def _make_collaborators(
+        self, layout: Layout, defaults: Group, process_group: Any = None
+    ) -> None:
+        """Make everything that is not saved: the collaborators, and data kept between steps."""
         recipe = self.recipe
         self._layout = layout
         self._reports = Reports()
@@ -127,15 +131,15 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._store = Store(recipe)
         self._participants: dict[int, Participants] = {}  # of the last step, by group
         self._incoming: Checkpoint | None = None  # a checkpoint that is being loaded
-        self._undivided = False  # loaded before it was known which ranks work together
-        self._awaits_model = False  # unpickled: how parameters are cut is known once attached
-        # The list is shared, so hooks of groups added later are removed with the optimizer too.
+        self._state_not_divided = False  # loaded before the team was known
+        self._awaits_model = False  # unpickled: how parameters are cut is known after attach()
+        # The list is shared, so hooks of groups added later are also removed with the optimizer.
         weakref.finalize(self, remove_hooks, self._capture.groups)
         weakref.finalize(self, self._teams.wrapper.remove)
 
     # ---- the step --------------------------------------------------------------------------------
 
-    # The step branches on what was captured and calls LAPACK: a graph would gain nothing.
+    # The step depends on the captured data and calls LAPACK, so compiling it would gain nothing.
     @outside_graphs
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -147,25 +151,27 @@ class MatrixOptimizer(torch.optim.Optimizer):
         team, parameters = self._team(), self._all_parameters()
         cores = cores_for_workers(sum(p.numel() for p in parameters))
         if self._teams.may_be_wrapped:
-            self._go_on_alone(team)
-        # Twice: if an interrupt cuts the end of one short, the other gives the cores back.
-        with full_precision(parameters), cores, cores, self._forgotten_on_failure(team):
+            self._continue_without_wrapper(team)
+        # Twice: if an interrupt stops the end of the first, the second gives the cores back.
+        with full_precision(parameters), cores, cores, self._drop_step_on_failure(team):
             fault, captured = team.agree(
-                partial(self._look, team), self.recipe.name, self.param_groups
+                partial(self._local_check, team), self.recipe.name, self.param_groups
             )
             if fault is None:
-                present = [self._present(i, g, team) for i, g in enumerate(self.param_groups)]
+                present = [
+                    self._find_participants(i, g, team) for i, g in enumerate(self.param_groups)
+                ]
                 self._step.take(self.param_groups, present, team, captured, self._capture.shapes)
             else:
-                self._refuse(fault)
+                self._raise_or_skip(fault)
         self._gate()
         return loss
 
     def _all_parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _present(self, index: int, group: Group, team: Team) -> Participants:
-        """Who takes part in a group's step; the same object while the same parameters do."""
+    def _find_participants(self, index: int, group: Group, team: Team) -> Participants:
+        """What a group's step updates; the same object as long as the parameters are the same."""
         with_gradient = [p for p in group["params"] if p.grad is not None and p.numel()]
         key = [(id(p), p.dtype, p.device, id(self.state[p])) for p in with_gradient]
         known = self._participants.get(index)
@@ -177,10 +183,10 @@ class MatrixOptimizer(torch.optim.Optimizer):
         return known
 
     @contextmanager
-    def _forgotten_on_failure(self, team: Team) -> Iterator[None]:
-        """Keep only the state of a step that ends in an exception.
+    def _drop_step_on_failure(self, team: Team) -> Iterator[None]:
+        """If the step raises, drop its gradients, statistics and messages.
 
-        Gradients and statistics left in the stacks would move the weights in the next step.
+        Otherwise gradients and statistics in the stacks would be used in the next step.
         """
         try:
             yield
@@ -191,20 +197,20 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
     # ---- gradients that cannot be used -----------------------------------------------------------
 
-    def _look(self, team: Team) -> tuple[str | None, Captured]:
-        """What is wrong with this rank's gradients, and what it captured in this step."""
+    def _local_check(self, team: Team) -> tuple[str | None, Captured]:
+        """What is wrong with this rank's gradients, and its statistics of this step."""
         captured = self._capture.collect(team.size)
-        return self._fault(team), captured
+        return self._find_fault(team), captured
 
-    def _fault(self, team: Team) -> str | None:
-        """What is wrong with this rank's gradients; also reports what the last step left out."""
+    def _find_fault(self, team: Team) -> str | None:
+        """What is wrong with this rank's gradients. Also reports results the last step left out."""
         if not self._step.check_finite:
             return None
         gradients = [team.local(p.grad) for p in self._all_parameters() if p.grad is not None]
         stacks = self._stacks()
         masks = [stack.unusable for stack in stacks if stack.unusable is not None]
         dense = all(gradient.layout == torch.strided for gradient in gradients)
-        # One call for both, because each would wait for an accelerator.
+        # One call for both, because each call would wait for an accelerator.
         if dense and all_finite([g for g in gradients if g.numel()], masks):
             for stack in stacks:
                 stack.unusable = None
@@ -213,16 +219,16 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._report_unusable()
         return unusable_gradients(by_name)
 
-    def _refuse(self, fault: str) -> None:
-        """Raise, or skip the step, as `nonfinite` says; nothing has changed yet."""
+    def _raise_or_skip(self, fault: str) -> None:
+        """Raise or skip the step, depending on `nonfinite`. Nothing has changed yet."""
         if self.defaults["nonfinite"] == "raise":
             raise NonFiniteGradientError(
-                f'{fault}; nothing was changed. Pass nonfinite="skip" to leave such steps out'
+                f'{fault}; nothing was changed. Pass nonfinite="skip" to skip such steps'
             )
         for group in self.param_groups:
             group["skipped"] = group.get("skipped", 0) + 1
         self._reports.warn_once(
-            f"{fault}; the step was left out (counted in the groups as 'skipped')"
+            f"{fault}; the step was skipped (the groups count these as 'skipped')"
         )
 
     def _stacks(self) -> list[Stack]:
@@ -230,21 +236,21 @@ class MatrixOptimizer(torch.optim.Optimizer):
         return [stack for present in self._participants.values() for stack in present.stacks]
 
     def _report_unusable(self) -> None:
-        """Count memories and directions that overflowed and were left out, by layer."""
+        """Count, by layer, memories and directions that overflowed and were left out."""
         for stack in self._stacks():
-            self._reports.failed(stack.unusable_layers())
+            self._reports.count_failures(stack.unusable_layers())
 
     def add_observer(self, observer: Observer) -> Callable[[], None]:
-        """Call `observer(stack, source, U)` for every stack updated; returns what ends it."""
+        """Call `observer(stack, source, U)` for every updated stack; returns a function to stop."""
         self._step.observers.append(observer)
         return lambda: self._step.observers.remove(observer)
 
     # ---- the model -------------------------------------------------------------------------------
 
     def attach(self, model: nn.Module) -> None:
-        """Place the capturing hooks on `model`, whose parameters this optimizer holds.
+        """Place the capturing hooks on `model`, whose parameters this optimizer has.
 
-        The constructor does so when it is given a model. Needed again after unpickling.
+        The constructor does this if it is given a model. Call it again after unpickling.
         """
         self.remove_hooks()
         inner = unwrapped(model)
@@ -252,13 +258,13 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._capture.attach(inner, self.param_groups)
         self._participants.clear()
         self._step.has_model = True
-        # A method that captures nothing is right under a wrapper too, only with more work. Where
-        # there are no ranks yet its model gets no hook, so that torch.jit.script can compile it.
+        # A method that captures nothing is also correct without finding the wrapper, only with more
+        # work. Without ranks its model gets no hook, so that torch.jit.script can compile it.
         if self._captures or is_distributed():
             self._teams.watch(model)
 
     def remove_hooks(self) -> None:
-        """Take every hook off the model; the geometry then stays as it is."""
+        """Remove every hook from the model. The geometry then does not change any more."""
         self._capture.remove()
         self._teams.wrapper.remove()
         self._step.has_model = False
@@ -268,7 +274,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         return any(map(self._capture.captures, self.param_groups))
 
     def _layer_specs(self, model: nn.Module) -> dict[Tensor, LayerSpec]:
-        """How parameters are cut into matrices: by module, then by `specs`, then by the method."""
+        """How parameters are cut into matrices: by module, by `specs`, then by the method."""
         held = {p for group in self.param_groups for p in group["params"] if is_matrix(group, p)}
         biases = held if self.recipe.joins_bias else set()
         captured = self._capture.captures(self.defaults)
@@ -276,7 +282,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         return {**specs, **self.recipe.model_use.specs(model, self.defaults)}
 
     def _gate(self) -> None:
-        """Open the hooks if the coming step refreshes; here, because its forward pass is next."""
+        """Open the hooks if the next step refreshes. Called before its forward pass."""
         for index in self._capture.gate(self.param_groups):
             self._participants.pop(index, None)  # phases may have changed
 
@@ -286,44 +292,49 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._capture.forget_sums()
 
     def sample_labels(self, logits: Tensor, generator: torch.Generator | None = None) -> None:
-        """True-Fisher backward factors: labels drawn from the model instead of the observed ones.
+        """Use true-Fisher backward factors: labels drawn from the model, not the observed labels.
 
         Call it between the forward pass and `loss.backward()`. On refresh steps it costs one
-        backward pass that stops at the activations; on other steps it returns at once.
+        backward pass to the activations, without weight gradients. On other steps it returns at
+        once.
         """
         if self._capture.is_open:
             loss = sampled_label_loss(logits, self.defaults["loss_reduction"], generator)
             self._capture.use_gradients_of(loss)
 
     def statistics_mask(self, mask: Tensor) -> AbstractContextManager[None]:
-        """Leave positions where `mask` [batch, positions] is zero out of the statistics.
+        """Leave positions with a zero in `mask` [batch, positions] out of the statistics.
 
-        For forward passes inside the context, and layers with one row for each entry of the mask.
-        Reentrant checkpointing repeats them in the backward pass, with the mask that came last.
+        It applies to forward passes inside the context, and to layers with one row per entry of the
+        mask. Reentrant checkpointing repeats forward passes in the backward pass; these use the
+        last mask.
         """
         if any(group.get("reduce") for group in self.param_groups):
-            raise ValueError("a mask does not go with reduce=True, which averages over positions")
+            raise ValueError(
+                "statistics_mask is not possible with reduce=True, which averages over positions; "
+                "set reduce=False"
+            )
         return self._capture.masked(mask)
 
     def use_scaler(self, scaler: torch.amp.GradScaler | None) -> None:
-        """Tell of the GradScaler, whose scale the captured gradients carry.
+        """Set the GradScaler, so that captured gradients are divided by its scale.
 
-        Without it all is well while the scale stays the same; when it changes, B̄ weighs old and
-        new statistics by their scales.
+        Without it, statistics are correct only while the scale is constant. If the scale changes,
+        B̄ weights old and new statistics by their scales.
         """
         self._capture.scaler = scaler
 
     # ---- parameter groups ------------------------------------------------------------------------
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters; those of linear layers of the attached model are captured as well.
+        """Add a group of parameters. Linear layers of the attached model are captured.
 
-        Besides the constructor's keywords a group may say `treatment`: "matrix", "adamw" (then `lr`
-        and `weight_decay` are AdamW's) or "auto", the default: a matrix has two dimensions or more.
-        In an "auto" group AdamW's rate follows `lr` in proportion, and is its own where `lr` is
-        `base_lr`, by default what the group came with.
+        A group takes the constructor's keywords and `treatment`: "matrix", "adamw" (then `lr` and
+        `weight_decay` are AdamW's), or "auto", the default: parameters with two or more dimensions
+        are matrices. In an "auto" group AdamW's rate is scaled by `lr` / `base_lr`. The default of
+        `base_lr` is the first `lr` of the group.
         """
-        group = dict(param_group)  # the caller's stays as it is
+        group = dict(param_group)  # the caller's dict is not changed
         group.setdefault("treatment", "auto")
         check_settings(group, self.recipe.settings)
         group["adamw"] = {**self.defaults["adamw"], **group.get("adamw", {})}
@@ -332,7 +343,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
             group.setdefault("weight_decay", group["adamw"]["weight_decay"])
         group.setdefault("step", 0)
         if "params" not in group:
-            raise ValueError(f"a group must have 'params', got one with {list(param_group)}")
+            raise ValueError(f"a group must have 'params', got a group with {list(param_group)}")
         model, index = self._capture.model, len(self.param_groups)
         group["params"] = names_of_model(group["params"], self.param_groups, model)
         super().add_param_group(group)
@@ -343,21 +354,21 @@ class MatrixOptimizer(torch.optim.Optimizer):
         except ValueError:
             del self.param_groups[-1]
             raise
-        # A number: schedulers write into a tensor. Where nothing moves at first, the method's own.
+        # A number, because schedulers write into a tensor. If lr is 0, the method's default lr.
         added.setdefault("base_lr", float(added["lr"]) or self.recipe.settings["lr"].default)
         if isinstance(added["lr"], Tensor):
-            # A view, so that writing into the given tensor still has an effect.
+            # A view, so that writing to the given tensor still has an effect.
             added["lr"] = added["lr"].reshape(())
         self._capture.groups.append(GroupCapture())
         if model is not None:
-            # Only the new parameters' specs: a bias of an older one may be new here.
+            # Only the specs of new parameters: a bias of an older parameter may be new here.
             specs = self._layer_specs(model)
             self._layout.specs |= {p: specs[p] for p in added["params"] if p in specs}
         self._capture.add_group(index, added)
         self._teams.compare_again()
 
     def routing_table(self) -> RoutingTable:
-        """Every parameter, its treatment, and the reason."""
+        """Every parameter with its treatment and the reason."""
         return with_groups(self._layout.table, self.param_groups)
 
     def __repr__(self) -> str:
@@ -366,33 +377,33 @@ class MatrixOptimizer(torch.optim.Optimizer):
     # ---- several ranks ---------------------------------------------------------------------------
 
     def _team(self) -> Team:
-        """The ranks that work together; the state is divided again when that changes."""
+        """The ranks that work together. If the team has changed, the state is divided again."""
         team, changed = self._teams.team(self.param_groups)
         if changed:
             self._participants.clear()
             self._divide_state(team)
         return team
 
-    def _go_on_alone(self, team: Team) -> None:
-        """No wrapper was found before a step: divide the state, and warn if there are others."""
-        if self._undivided:
+    def _continue_without_wrapper(self, team: Team) -> None:
+        """No wrapper was found: divide the state, and warn if there are other ranks."""
+        if self._state_not_divided:
             self._divide_state(team)
-        # Without statistics, steps from equal gradients are equal: then nobody needs to know.
+        # Without statistics, equal gradients give equal steps, so no warning is needed.
         matters = self._step.has_model and self._captures and self._teams.other_ranks
         if matters and any(float(group["lr"]) for group in self.param_groups):
             self._reports.alone_among_ranks()
 
     def _divide_state(self, team: Team) -> None:
         """Drop the state of matrices that other ranks own, after loading."""
-        self._undivided = False
+        self._state_not_divided = False
         owners = team.owners(partial(self._teams.owners, self.param_groups))
         if missing := drop_others_state(self.state, self.param_groups, owners, team.rank):
             self._reports.partial_checkpoint(missing)
 
     def owners(self) -> dict[str, int]:
-        """The rank that keeps each matrix's state and computes its steps; empty when alone.
+        """The rank that keeps each matrix's state and computes its steps; empty without owners.
 
-        A bias that joins its weight has its weight's owner.
+        A bias that joins its weight has the same owner as the weight.
         """
         owners = self._team().owners(partial(self._teams.owners, self.param_groups))
         return {
@@ -403,10 +414,11 @@ class MatrixOptimizer(torch.optim.Optimizer):
         }
 
     def consolidated_state_dict(self) -> dict[str, Any]:
-        """The whole state as one process would save it, on every rank; all ranks must call it.
+        """The whole state, as one process would save it, on every rank. All ranks must call it.
 
-        `state_dict()` has what this rank holds: its own matrices, its own rows. Both can be loaded
-        on any number of ranks. Through torch.distributed.checkpoint no rank ever holds all of it.
+        `state_dict()` has only this rank's part: its own matrices and its own rows. Both can be
+        loaded on any number of ranks. With torch.distributed.checkpoint no rank needs memory for
+        the whole state.
         """
         state_dict, team = self.state_dict(), self._team()
         owners = team.owners(partial(self._teams.owners, self.param_groups))
@@ -417,15 +429,15 @@ class MatrixOptimizer(torch.optim.Optimizer):
     # ---- saving, loading, copying ----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's, with the format's number and the method's name."""
+        """Torch's state_dict with the format number and the method's name."""
         self._report_unusable()
         return self._store.saved(super().state_dict())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """As torch's, but by name where there are names, and in the precision it was saved in.
+        """Like torch's, but matched by name if there are names, and in the saved precision.
 
         Raises:
-            ValueError: the checkpoint does not fit; the optimizer is left as it was.
+            ValueError: the checkpoint does not fit; the optimizer is not changed.
         """
 
         def fit(_: torch.optim.Optimizer, incoming: Any) -> Checkpoint:
@@ -435,22 +447,23 @@ class MatrixOptimizer(torch.optim.Optimizer):
         before = self.state, self.param_groups
         handle = self.register_load_state_dict_pre_hook(fit)
         try:
-            super().load_state_dict(mapping(state_dict))
+            super().load_state_dict(shallow_copy(state_dict))
             team = self._team()
-            self._undivided = self._teams.may_be_wrapped  # then the next step divides it
-            if not self._undivided:
+            self._state_not_divided = self._teams.may_be_wrapped  # then the next step divides it
+            if not self._state_not_divided:
                 self._divide_state(team)
             self._gate()
         except BaseException as failure:
-            if self.param_groups is not before[1]:  # put back what was replaced
+            if self.param_groups is not before[1]:  # restore what was replaced
                 self.state, self.param_groups = before
                 self._gate()
             if isinstance(failure, (ValueError, RankError, Warning)) or not isinstance(
                 failure, Exception
             ):
-                raise  # its message says all; or it is an interruption
+                raise  # the message is complete, or it is an interrupt
             raise ValueError(
-                f"this checkpoint cannot be loaded, and the optimizer is as it was: {told(failure)}"
+                "this checkpoint cannot be loaded; the optimizer was not changed: "
+                f"{describe_exception(failure)}"
             ) from failure
         finally:
             handle.remove()
@@ -462,7 +475,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         return self._layout.cut_of(parameter, group, known=known)
 
     def __getstate__(self) -> dict[str, Any]:
-        """As torch's, with how layers are cut, which the geometry depends on."""
+        """Like torch's, with the specs, because the geometry depends on them."""
         of_model = self._capture.model is not None or self._awaits_model
         return {**super().__getstate__(), "specs": self._layout.patterns, "of_model": of_model}
 
@@ -471,17 +484,17 @@ class MatrixOptimizer(torch.optim.Optimizer):
         specs, of_model = state.pop("specs", None), state.pop("of_model", True)
         incoming = self.__dict__.get("_incoming")
         super().__setstate__(state)
-        if incoming is not None:  # called by torch's load_state_dict, which has rounded the state
+        if incoming is not None:  # called by torch's load_state_dict, which rounds state
             for parameter in self._all_parameters():
                 self.state.pop(parameter, None)
             self.state.update(self._store.restored(self.param_groups, incoming))
         if "_capture" not in self.__dict__:  # unpickled or copied
-            self.defaults.setdefault("work", "shared")  # before this setting existed it was
-            self._begin(Layout(dict(specs or {})), self.defaults)
+            self.defaults.setdefault("work", "shared")  # the default of older versions
+            self._make_collaborators(Layout(dict(specs or {})), self.defaults)
             self._awaits_model = of_model
             self._capture.groups.extend(GroupCapture() for _ in self.param_groups)
             self._watch_steps()
-            for holder in (self.defaults, *self.param_groups):  # perhaps older than a setting
+            for holder in (self.defaults, *self.param_groups):  # may be older than a setting
                 for name, value in self.recipe.defaults.items():
                     holder.setdefault(name, self.defaults.get(name, value))
             base_lr = float(self.defaults["lr"]) or self.recipe.settings["lr"].default
@@ -492,7 +505,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
-        new._teams.process_group = self._teams.process_group  # cannot be copied, nor need it be
+        new._teams.process_group = self._teams.process_group  # not copied: it cannot be
         new._layout.table = copy.deepcopy(self._layout.table, memo)
         new._capture.scaler = memo.get(id(self._capture.scaler), self._capture.scaler)
         if self._capture.model is not None:
@@ -508,7 +521,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self.register_step_post_hook(_after_step)
 
     def _only_created_state(self) -> bool:
-        """Whether the step just taken was the first and could not have moved anything."""
+        """Whether the last step was the first one and could not move anything."""
         if self._had_state or any(float(group["lr"]) for group in self.param_groups):
             return False
         gradients = [local_gradient(parameter) for parameter in self._all_parameters()]
@@ -517,7 +530,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def _allocate_state(self) -> None:
         team = self._team()
         present = [
-            self._present(index, group, team) for index, group in enumerate(self.param_groups)
+            self._find_participants(index, group, team)
+            for index, group in enumerate(self.param_groups)
         ]
         statistics = [capture.identity_statistics for capture in self._capture.groups]
         allocate(self._step, self.param_groups, present, lambda i, p: statistics[i](p), self.state)

@@ -1,4 +1,4 @@
-"""What an optimizer tells its user: each message once."""
+"""Warnings of an optimizer to its user. Each warning is given once."""
 
 import sys
 import warnings
@@ -18,61 +18,61 @@ class Reports:
         self._given: set[str] = set()
 
     def warn_once(self, message: str) -> None:
-        """Warn, unless the same was said before."""
+        """Warn, unless this warning was given before."""
         if message not in self._given:
             self._given.add(message)
             _warn(message)
 
-    def failed(self, layers: Iterable[Layer]) -> None:
-        """Count results that could not be used, and warn of each layer once."""
+    def count_failures(self, layers: Iterable[Layer]) -> None:
+        """Count results that could not be used, and warn once for each layer."""
         for layer in layers:
             layer.state["failures"] = layer.state.get("failures", 0) + 1
             self.warn_once(
-                f"what was computed for {layer.name!r} was not finite, or could not be decomposed; "
-                "it was left out and the layer keeps what it had (counted in its state as "
+                f"a result for {layer.name!r} was not finite, or a decomposition failed; the new "
+                "result was left out and the layer keeps the old one (its state counts these as "
                 "'failures')"
             )
 
-    def blind(self, names: Sequence[str]) -> None:
-        """Layers of a model that have no geometry although it was their turn to be captured."""
+    def nothing_captured(self, names: Sequence[str]) -> None:
+        """Warn that layers have no geometry, although they were due to be captured."""
         self.warn_once(
-            f"nothing was captured of {', '.join(map(repr, names))}: since the last step no "
-            "forward pass in training mode went through its module. It runs on identity maps, as "
-            "Muon does (a model compiled and run before its optimizer was made ignores hooks until "
-            "torch.compiler.reset() is called)"
+            f"nothing was captured for {', '.join(map(repr, names))}: since the last step its "
+            "module had no forward pass in training mode. It uses identity maps, like Muon (a "
+            "model that was compiled and run before its optimizer was made ignores hooks: call "
+            "torch.compiler.reset())"
         )
 
     def without_model(self, method: str) -> None:
-        """A method that captures was given parameters."""
+        """Warn that a method that captures was given parameters instead of a model."""
         self.warn_once(
-            f"{method} was given parameters, not a model, so nothing is captured and its maps are "
-            "the identity, that is Muon; pass the model itself"
+            f"{method} was given parameters, not a model, so nothing is captured and all maps are "
+            "the identity, as in Muon; pass the model itself"
         )
 
     def alone_among_ranks(self) -> None:
-        """Several ranks, and no wrapper that averages gradients was seen."""
+        """Warn that there are several ranks, but no wrapper that averages gradients."""
         self.warn_once(
-            "there are several ranks, but the model was not seen inside "
-            "DistributedDataParallel, so each trains alone, on statistics of its own. If they "
-            "train one model, give the optimizer the wrapped model, or pass "
-            'work="shared" if you average gradients yourself; else pass work="alone"'
+            "there are several ranks, but no DistributedDataParallel around the model was found. "
+            "So each rank trains alone, with its own statistics. If the ranks train one model, "
+            'give the optimizer the wrapped model, or pass work="shared" if you average gradients '
+            'yourself; otherwise pass work="alone"'
         )
 
     def partial_checkpoint(self, names: Sequence[str]) -> None:
-        """A loaded checkpoint lacks states that this rank should have."""
+        """Warn that a loaded checkpoint lacks states that this rank needs."""
         _warn(
             f"the checkpoint lacks the state of {names[0]!r} and {len(names) - 1} more, which "
-            "begin anew: it looks like one rank's part. Save with consolidated_state_dict() or "
-            "torch.distributed.checkpoint"
+            "start from zero: it seems to be the part of one rank. Save with "
+            "consolidated_state_dict() or torch.distributed.checkpoint"
         )
 
 
-# Folders whose lines no warning should point at: it is the user's line that causes it.
+# Warnings should point at the user's line, not at lines in these folders.
 _NOT_THE_USERS = tuple(str(Path(file).parent) for file in (__file__, torch.__file__))
 
 
 def _warn(message: str) -> None:
-    """Warn with the line of the user's program that led here."""
+    """Warn with the line of the user's program that caused the warning."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame, level = frame.f_back, level + 1

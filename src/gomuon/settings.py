@@ -1,6 +1,6 @@
-"""Settings: what each may be, its default, and how values are checked.
+"""Settings: allowed values, defaults, and checks.
 
-Every setting of a method is declared once, with its default and its kind, so none is unchecked.
+Every setting of a method is declared once, with its default and kind, so every value is checked.
 """
 
 import math
@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import torch
 
-from gomuon.errors import shown
+from gomuon.errors import describe_value
 from gomuon.functional.polar_factor import PolarMethod
 
 AdamWSettings = Mapping[str, Any]
@@ -18,14 +18,14 @@ AdamWSettings = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Kind:
-    """Which values a setting may have.
+    """The values that a setting may have.
 
     Attributes:
-        holds: whether a value is one of them.
-        expected: what a message says was expected.
+        allows: whether a value is allowed.
+        expected: describes the allowed values in error messages.
     """
 
-    holds: Callable[[Any], bool]
+    allows: Callable[[Any], bool]
     expected: str
 
 
@@ -41,7 +41,7 @@ Settings = Mapping[str, Setting]
 
 
 def with_defaults(settings: Settings, **defaults: Any) -> dict[str, Setting]:
-    """The settings, some with other defaults."""
+    """The settings, with other defaults for some of them."""
     changed = {name: replace(settings[name], default=value) for name, value in defaults.items()}
     return {**settings, **changed}
 
@@ -79,7 +79,7 @@ def _one_of(*choices: Any) -> Callable[[Any], bool]:
 def _whole(low: int) -> Callable[[Any], bool]:
     def check(value: Any) -> bool:
         whole = isinstance(value, int) and not isinstance(value, bool)
-        return whole and low <= value < 2**63  # what is larger overflows when it is multiplied
+        return whole and low <= value < 2**63  # a larger number overflows in products
 
     return check
 
@@ -108,7 +108,7 @@ def one_of(*choices: Any) -> Kind:
 
 def optional(kind: Kind) -> Kind:
     """None, or a value of this kind."""
-    return Kind(lambda value: value is None or kind.holds(value), f"None or {kind.expected}")
+    return Kind(lambda value: value is None or kind.allows(value), f"None or {kind.expected}")
 
 
 NOT_NEGATIVE = Kind(_at_least_zero, "a finite number >= 0")
@@ -130,71 +130,73 @@ SHRINKAGE = Kind(
     '"oas", a fixed intensity in [0, 1], or {"damping": a number >= 0}',
 )
 
-# ---- what every method and AdamW have ------------------------------------------------------------
+# ---- settings of every method and AdamW ----------------------------------------------------------
 
-# Settings of the constructor and of every group, beside the method's own.
+# Settings of the constructor and of every group, in addition to the method's own.
 COMMON: Settings = {
     "loss_reduction": Setting("mean", one_of("mean", "sum")),
     "nonfinite": Setting("raise", one_of("raise", "skip", "allow")),
     "work": Setting("auto", one_of("auto", "shared", "replicated", "alone")),
 }
-_OF_GROUPS: Settings = {
+_GROUP_SETTINGS: Settings = {
     "base_lr": Setting(None, POSITIVE),
     "treatment": Setting("auto", one_of("matrix", "adamw", "auto")),
 }
-ADAMW: Settings = {
+ADAMW_SETTINGS: Settings = {
     "lr": Setting(3e-3, NOT_NEGATIVE),
     "betas": Setting((0.9, 0.95), BETAS),
     "eps": Setting(1e-8, NOT_NEGATIVE),
     "weight_decay": Setting(0.0, NOT_NEGATIVE),
 }
-ADAMW_DEFAULTS: dict[str, Any] = {name: setting.default for name, setting in ADAMW.items()}
+ADAMW_DEFAULTS: dict[str, Any] = {name: setting.default for name, setting in ADAMW_SETTINGS.items()}
 
 
 def checked_names(settings: Settings) -> set[str]:
     """The names `check_settings` checks for a method with these settings."""
-    return {*COMMON, *_OF_GROUPS, *settings}
+    return {*COMMON, *_GROUP_SETTINGS, *settings}
 
 
 def check_settings(values: Mapping[str, Any], settings: Settings, where: str = "") -> None:
     """Raise a ValueError that names the first value out of range and what was expected.
 
     Args:
-        values: of a constructor or a group; what else they hold is not checked.
-        settings: the method's own.
-        where: what the message begins with.
+        values: the values of a constructor or a group. Other keys are not checked.
+        settings: the method's own settings.
+        where: the beginning of the message.
     """
-    known = {**_OF_GROUPS, **COMMON, **settings}
+    known = {**_GROUP_SETTINGS, **COMMON, **settings}
     for name, value in values.items():
         if name == "adamw":
             _check_adamw(value)
-        elif name in known and not _holds(known[name].kind, value):
+        elif name in known and not _allows(known[name].kind, value):
             raise ValueError(
-                f"{where}{name} must be {known[name].kind.expected}, got {shown(value)}"
+                f"{where}{name} must be {known[name].kind.expected}, got {describe_value(value)}"
             )
 
 
 def _check_adamw(adamw: Any) -> None:
     if not isinstance(adamw, Mapping):
-        raise ValueError(f"adamw must be a dict of {', '.join(ADAMW)}, got {shown(adamw)}")
-    unknown = [name for name in adamw if name not in ADAMW]
+        raise ValueError(
+            f"adamw must be a dict of {', '.join(ADAMW_SETTINGS)}, got {describe_value(adamw)}"
+        )
+    unknown = [name for name in adamw if name not in ADAMW_SETTINGS]
     if unknown:
-        raise ValueError(f"adamw takes {', '.join(ADAMW)}; it has no {unknown[0]!r}")
-    check_settings(adamw, ADAMW, where="adamw's ")
+        raise ValueError(f"adamw has {', '.join(ADAMW_SETTINGS)}, but no {unknown[0]!r}")
+    check_settings(adamw, ADAMW_SETTINGS, where="adamw's ")
 
 
-def _holds(kind: Kind, value: Any) -> bool:
-    """Whether a value is of a kind; one that cannot even be compared is not."""
+def _allows(kind: Kind, value: Any) -> bool:
+    """Whether a kind allows a value. A value that cannot be compared is not allowed."""
     try:
-        return kind.holds(value)
+        return kind.allows(value)
     except (TypeError, ValueError, ArithmeticError, RuntimeError):
         return False
 
 
-def plain(value: Any) -> Any:
-    """A number in a tensor as a number, also inside pairs; anything else as it is."""
+def python_value(value: Any) -> Any:
+    """A one-element tensor as a Python number, also inside pairs; other values unchanged."""
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_meta:
         return value.item()
     if type(value) in (list, tuple):
-        return type(value)(map(plain, value))
+        return type(value)(map(python_value, value))
     return value

@@ -11,21 +11,21 @@ from torch import Tensor
 from gomuon.adamw import adamw_step
 from gomuon.distributed.team import Captured, Team
 from gomuon.moments import MomentShapes, Statistics
-from gomuon.parameters.stacks import Participants, Stack, naming
+from gomuon.parameters.stacks import Participants, Stack, note_layers_on_error
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.stations import Pending
 from gomuon.reports import Reports
 from gomuon.threads.spreading import concurrently
 
 Group = Mapping[str, Any]
-Observer = Callable[[Stack, Tensor, Tensor], None]  # of a stack, its source and its update
+Observer = Callable[[Stack, Tensor, Tensor], None]  # called with a stack, its source and update
 
 # A layer's state holds one of these once it has a geometry.
 _GEOMETRY = {"left_map", "right_map", "left_factor", "right_factor"}
 
 
 def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`torch.compiler.disable`, delayed to the first call because it loads the compiler."""
+    """`torch.compiler.disable`, but only at the first call, because it loads the compiler."""
     disabled = functools.cache(lambda: torch.compiler.disable(function))
 
     @functools.wraps(function)
@@ -36,19 +36,19 @@ def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Step:
-    """Takes steps by a recipe.
+    """Takes steps as a recipe says.
 
     Args:
-        recipe: the method's.
-        reports: where layers are reported that could not be served.
-        check_finite: whether directions that are not finite are left out.
+        recipe: the method's recipe.
+        reports: for warnings about layers that failed.
+        check_finite: whether to leave out directions that are not finite.
     """
 
     def __init__(self, recipe: Recipe, reports: Reports, *, check_finite: bool) -> None:
         self.recipe = recipe
         self.reports = reports
         self.check_finite = check_finite
-        self.has_model = False  # whether layers are captured, so that one without maps is reported
+        self.has_model = False  # then layers are captured, and layers without maps are reported
         self.observers: list[Observer] = []
 
     def take(
@@ -62,11 +62,11 @@ class Step:
         """One step of all groups.
 
         Args:
-            groups: the optimizer's.
-            participants: who takes part, by group.
+            groups: the optimizer's parameter groups.
+            participants: the layers and parameters to update, by group.
             team: the ranks that work together.
-            captured: what this rank captured, by group.
-            wanted: the shapes of the moments that a group captures.
+            captured: this rank's statistics, by group.
+            wanted: returns the shapes of the moments that a group captures.
         """
         both = list(zip(groups, participants, strict=True))
         for index, (group, present) in enumerate(both):
@@ -78,13 +78,13 @@ class Step:
             if index in captured:
                 statistics = team.sum_statistics(present.matrices, captured[index], wanted(index))
             arrived()
-            with team.together(present):
+            with team.fail_together(present):
                 self.refresh(present, statistics, group)
                 self.update(present, group, team)
             team.send(present.matrices)
             for stack in present.stacks:
-                stack.end()
-        # AdamW runs while steps are sent. It comes last, because another rank's work may fail.
+                stack.end_step()
+        # AdamW runs while steps are sent. It runs after all groups, because a rank may fail there.
         for group, present in both:
             if present.others:
                 adamw_step(present.others, group, team.local)
@@ -95,7 +95,7 @@ class Step:
     def refresh(
         self, present: Participants, statistics: Mapping[Tensor, Statistics], group: Group
     ) -> None:
-        """If t mod K = 0: factors and maps. A layer that cannot be served keeps its maps."""
+        """If t mod K = 0: renew factors and maps. A layer that fails keeps its old maps."""
         geometry, clock = self.recipe.geometry, self.recipe.clock
         observed = [layer for layer in present.layers if clock.observes(group, layer.phase)]
         renewed = [layer for layer in present.layers if clock.renews(group, layer.phase)]
@@ -108,11 +108,13 @@ class Step:
         for layer in observed:
             layer.statistics = None
         if failed:
-            self.reports.failed(failed)
+            self.reports.count_failures(failed)
         if self.has_model and any(geometry.captured_sides(group)):
-            blind = [layer.name for layer in observed if not _GEOMETRY & layer.state.keys()]
-            if blind and float(group["lr"]):
-                self.reports.blind(blind)
+            without_geometry = [
+                layer.name for layer in observed if not _GEOMETRY & layer.state.keys()
+            ]
+            if without_geometry and float(group["lr"]):
+                self.reports.nothing_captured(without_geometry)
 
     def update(self, present: Participants, group: Group, team: Team) -> None:
         """Move the weights, layers of one shape at a time, stacked [b, m, n]."""
@@ -122,7 +124,7 @@ class Step:
             U = recipe.scale(D, stack, group)  # √max(1, m/n)·D_t
             factor, drift = recipe.decay(stack, group)
             stack.move(factor, lr * U if drift is None else drift + lr * U)  # (35) W_{t+1}
-            stack.count()
+            stack.count_update()
             for observe in self.observers:
                 observe(stack, source, U)
         if recipe.geometry.acts_after:
@@ -130,17 +132,17 @@ class Step:
             recipe.geometry.after(due, present.stacks, group)
 
     def directions(self, stacks: Sequence[Stack], group: Group) -> Iterator[Pending]:
-        """Source and direction of every stack that moves, several computed side by side."""
+        """Source and direction of every stack that moves. Several are computed in parallel."""
         moving = []
         for stack in stacks:
             if stack.updates < self.recipe.observes_first:
-                stack.count()
+                stack.count_update()
             else:
                 moving.append(stack)
         return concurrently([partial(self._direction, stack, group) for stack in moving])
 
     def _direction(self, stack: Stack, group: Group) -> Pending:
-        with naming(stack.layers):
+        with note_layers_on_error(stack.layers):
             source = self.recipe.source(stack, group)  # (30) M_t, (31) M̂_t
             D = self.recipe.direction(source, stack, group)  # (32) C_t, (33) D_{0,t}, (34) D_t
             return stack, source, stack.usable(D, 0.0) if self.check_finite else D

@@ -1,4 +1,4 @@
-"""What can be watched while an optimizer runs."""
+"""Measurements while an optimizer runs."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from gomuon.parameters.stacks import Stack
 class Alignment:
     """Counts updates that point against their source, ⟨M̂, U⟩ < 0, or their gradient, ⟨G, U⟩ < 0.
 
-    Theorem 1 rules out the first for a matched direction; nothing rules out the second.
+    For a matched direction the first is impossible by Theorem 1; the second is always possible.
     """
 
     def __init__(self, optimizer: MatrixOptimizer) -> None:

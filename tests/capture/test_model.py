@@ -151,7 +151,7 @@ def test_finished_micro_batches_are_folded() -> None:
     capture = watch(model.q, model.k, model.o)
     for seed in range(20):
         model(inputs(3, seed=seed)).sum().backward()
-    held = [shared for led in capture.shared._led.values() for shared in led]
+    held = [shared for led in capture.shared._inputs_by_leader.values() for shared in led]
     assert len(held) <= 6
     assert seen(capture, model.q)[1] == 60
 
@@ -434,7 +434,7 @@ def test_finished_micro_batches_are_folded_under_checkpointing() -> None:
     capture = watch(model.q, model.k, model.o)
     for seed in range(20):
         checkpoint(model, inputs(3, seed=seed), use_reentrant=False).sum().backward()
-    held = [shared for led in capture.shared._led.values() for shared in led]
+    held = [shared for led in capture.shared._inputs_by_leader.values() for shared in led]
     assert sum(shared.filled for shared in held) <= 4
     assert seen(capture, model.q)[1] == 60
 

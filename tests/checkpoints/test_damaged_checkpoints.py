@@ -99,7 +99,7 @@ STRUCTURE: list[tuple[Damage, str]] = [
     (drop("param_groups"), "'param_groups' of the checkpoint must be a list, got None"),
     (put({}, "param_groups"), "'param_groups' of the checkpoint must be a list, got {}"),
     (put(None, *FIRST), "group 0 of the checkpoint must be a dict"),
-    (put(3, *FIRST, 7), "group 0 of the checkpoint must be a dict with names for keys"),
+    (put(3, *FIRST, 7), "group 0 of the checkpoint must be a dict with names as keys"),
     (drop(*FIRST, "params"), "must have a list 'params' of numbers or names, got None"),
     (put(7, *FIRST, "params"), "must have a list 'params' of numbers or names, got 7"),
     (put([[0], 1], *FIRST, "params"), "must have a list 'params'"),
@@ -110,7 +110,7 @@ STRUCTURE: list[tuple[Damage, str]] = [
     (put(["a"], *FIRST, "param_names"), "has 2 parameters and 1 names"),
     (put("1", "format"), "this checkpoint has format '1'"),
     (put(True, "format"), "this checkpoint has format True"),
-    (put(["GoMuon"], "method"), "a checkpoint of ['GoMuon']; it cannot go on with GoMuon"),
+    (put(["GoMuon"], "method"), "a checkpoint of ['GoMuon'], but the optimizer is GoMuon"),
 ]
 
 
@@ -154,7 +154,7 @@ def test_a_methods_own_ranges_count() -> None:
         (3e-3, "adamw must be a dict"),
         ({"lr": "fast"}, "adamw's lr must be"),
         ({"betas": (0.9, 1.0)}, "adamw's betas must be"),
-        ({"amsgrad": True}, "it has no 'amsgrad'"),
+        ({"amsgrad": True}, "but no 'amsgrad'"),
     ],
 )
 def test_impossible_settings_of_adamw_are_refused(adamw: Any, message: str) -> None:
@@ -175,7 +175,7 @@ def test_another_treatment_is_refused() -> None:
     checkpoint = saved(trained("GoMuon")[1].state_dict())
     checkpoint["param_groups"][0]["treatment"] = "adamw"
     assert_refused(
-        "GoMuon", checkpoint, "'0.weight' is AdamW's in the checkpoint and a matrix here"
+        "GoMuon", checkpoint, "'0.weight' is an AdamW parameter in the checkpoint and a matrix here"
     )
 
 
@@ -223,7 +223,7 @@ def test_an_unforeseen_error_is_a_value_error_too() -> None:
     checkpoint = saved(optimizer.state_dict())
     checkpoint["state"] = Odd(checkpoint["state"])
     with pytest.raises(
-        ValueError, match="the optimizer is as it was: OSError: the disk"
+        ValueError, match="the optimizer was not changed: OSError: the disk"
     ) as refusal:
         optimizer.load_state_dict(checkpoint)
     assert isinstance(refusal.value.__cause__, OSError)

@@ -100,13 +100,13 @@ def lopsided(value: Tensor) -> Tensor:
 
 
 IMPOSSIBLE: list[tuple[str, str, Callable[[Tensor], Tensor], str]] = [
-    ("Muon", "exp_avg_sq", negative, "has numbers from"),
-    ("SOAP", "square", negative, "has numbers from"),
-    ("MuonSquared", "square", negative, "has numbers from"),
-    ("MALT", "left_factor", negative, "has numbers from"),
-    ("MALT", "right_scale", negative, "has numbers from"),
-    ("KFAC", "left_values", negative, "has numbers from"),
-    ("SOAP", "left_basis", lambda value: 2 * value, "has numbers from"),
+    ("Muon", "exp_avg_sq", negative, "has values from"),
+    ("SOAP", "square", negative, "has values from"),
+    ("MuonSquared", "square", negative, "has values from"),
+    ("MALT", "left_factor", negative, "has values from"),
+    ("MALT", "right_scale", negative, "has values from"),
+    ("KFAC", "left_values", negative, "has values from"),
+    ("SOAP", "left_basis", lambda value: 2 * value, "has values from"),
     ("GoMuon", "left_factor", lopsided, "is not symmetric"),
     ("Mousse", "left_factor", negative, "is not positive semidefinite"),
     ("FISMO", "right_factor", torch.zeros_like, "is singular"),

@@ -156,8 +156,8 @@ def renamed(**names: str) -> nn.Module:
             lambda: renamed(_2="middle"),
             "'middle.weight' is only in the checkpoint, '2.weight' is only in the optimizer",
         ),
-        ("SOAP", lambda: mlp(4, 5, 5, 3), "a checkpoint of SOAP; it cannot go on with GoMuon"),
-        ("Muon", lambda: mlp(4, 5, 5, 3), "a checkpoint of Muon; it cannot go on with GoMuon"),
+        ("SOAP", lambda: mlp(4, 5, 5, 3), "a checkpoint of SOAP, but the optimizer is GoMuon"),
+        ("Muon", lambda: mlp(4, 5, 5, 3), "a checkpoint of Muon, but the optimizer is GoMuon"),
     ],
 )
 def test_what_does_not_fit_is_named_and_changes_nothing(

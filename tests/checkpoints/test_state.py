@@ -180,7 +180,7 @@ def test_a_checkpoint_of_another_cut_is_refused(cut: bool) -> None:
     target = GoMuon(other, specs=HEADS if cut else None)
     sides = (8, 4) if cut else (4, 8)
     words = f"left_factor of '0.weight' is for matrices with a side of {sides[0]} in the "
-    with pytest.raises(ValueError, match=f"{words}checkpoint, here that side has {sides[1]}"):
+    with pytest.raises(ValueError, match=f"{words}checkpoint, but here that side is {sides[1]}"):
         target.load_state_dict(optimizer.state_dict())
     assert not target.state
     train_mlp(other, target, range(2))

@@ -8,10 +8,10 @@ import torch
 
 from gomuon.distributed.agreement import (
     first_difference,
-    lengths_and_sums,
+    first_differing_gradient,
     missing_gradient,
+    norms_and_sums,
     settings_of,
-    unlike_gradients,
 )
 from gomuon.distributed.ranks import checksum
 
@@ -68,8 +68,8 @@ def test_a_missing_gradient_is_named() -> None:
 
 
 def told(*gradients: torch.Tensor) -> str | None:
-    table = [lengths_and_sums([g], torch.device("cpu")) for g in gradients]
-    return unlike_gradients(["w"], [gradients[0].dtype], table)
+    table = [norms_and_sums([g], torch.device("cpu")) for g in gradients]
+    return first_differing_gradient(["w"], [gradients[0].dtype], table)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -90,12 +90,12 @@ def test_lengths_alone_do_not_tell_and_zeros_are_alike() -> None:
     gradient = torch.tensor([3.0, 4.0])
     assert "sum" in str(told(gradient, -gradient))
     assert told(torch.zeros(3), torch.zeros(3)) is None
-    assert "length" in str(told(torch.zeros(3), torch.tensor([1e-20, 0.0, 0.0])))
+    assert "norm" in str(told(torch.zeros(3), torch.tensor([1e-20, 0.0, 0.0])))
     assert told(torch.zeros(3), torch.tensor([math.nan, 0.0, 0.0])) is None  # another check's
-    assert lengths_and_sums([], torch.device("cpu")) == []
+    assert norms_and_sums([], torch.device("cpu")) == []
 
 
 def test_sums_of_half_precision_do_not_overflow() -> None:
     large = torch.full((300, 300), 60_000.0, dtype=torch.float16)
-    assert all(map(math.isfinite, lengths_and_sums([large], torch.device("cpu"))))
+    assert all(map(math.isfinite, norms_and_sums([large], torch.device("cpu"))))
     assert told(large, large / 2) is not None

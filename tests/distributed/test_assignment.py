@@ -7,7 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gomuon.distributed.assignment import Unit, assign, imbalance, loads, owners_of, siblings
+from gomuon.distributed.assignment import (
+    Unit,
+    assign,
+    imbalance,
+    load_per_rank,
+    owners_of,
+    siblings,
+)
 from gomuon.distributed.shards import shard_rows
 from gomuon.lab.costs.traffic import Mesh, replicated_bytes, status_bytes, step_bytes, wrapper_bytes
 
@@ -23,12 +30,12 @@ def test_every_unit_has_one_owner_that_every_rank_finds_for_itself(
     assert len(owners) == len(costs)
     assert all(owner in range(ranks) for owner in owners)
     assert owners == assign(tuple(costs), ranks)
-    assert sum(loads(costs, owners, ranks)) == sum(costs)
+    assert sum(load_per_rank(costs, owners, ranks)) == sum(costs)
 
 
 @given(COSTS, RANKS)
 def test_the_busiest_rank_is_within_grahams_bounds(costs: list[float], ranks: int) -> None:
-    carried = loads(costs, assign(costs, ranks), ranks)
+    carried = load_per_rank(costs, assign(costs, ranks), ranks)
     mean, largest = sum(costs) / ranks, max(costs, default=0.0)
     assert max(carried) <= mean + (1 - 1 / ranks) * largest + 1e-6
     assert max(carried) <= sum(costs)
@@ -37,9 +44,9 @@ def test_the_busiest_rank_is_within_grahams_bounds(costs: list[float], ranks: in
 
 @given(st.lists(st.integers(1, 50).map(float), min_size=1, max_size=6), st.integers(1, 3))
 def test_it_is_at_most_a_third_above_the_best(costs: list[float], ranks: int) -> None:
-    carried = max(loads(costs, assign(costs, ranks), ranks))
+    carried = max(load_per_rank(costs, assign(costs, ranks), ranks))
     best = min(
-        max(loads(costs, owners, ranks))
+        max(load_per_rank(costs, owners, ranks))
         for owners in itertools.product(range(ranks), repeat=len(costs))
     )
     assert carried <= (4 / 3 - 1 / (3 * ranks)) * best + 1e-9

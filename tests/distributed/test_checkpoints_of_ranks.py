@@ -175,7 +175,7 @@ def test_each_rank_holds_its_own_matrices_only_and_one_ranks_part_is_told_of(
         assert sum(held for _, held, _ in answers) == answers[0][2]
         assert all(held for _, held, _ in answers)
     _, optimizer = made("alone", 0, "GoMuon")
-    with pytest.warns(GeometryWarning, match="one rank's part"):
+    with pytest.warns(GeometryWarning, match="the part of one rank"):
         optimizer.load_state_dict(answers[0][0])
 
 

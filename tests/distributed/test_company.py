@@ -34,7 +34,7 @@ from tests.distributed.worlds import (
 from tests.models import tokens, transformer
 
 METHODS: dict[str, type[MatrixOptimizer]] = {"GoMuon": GoMuon, "Muon": Muon, "KFAC": KFAC}
-ALONE = "each trains alone"
+ALONE = "each rank trains alone"
 
 
 @contextmanager

@@ -330,7 +330,7 @@ def test_a_replica_that_raises_is_told_to_the_others(where: str, tmp_path: Path)
         assert "there is none left" in said
         assert "rank 1" in said
         assert ("No weight was changed" in said) == (where == "before" and not rank)
-        assert ("go on from the last checkpoint" in said) == (where == "after" and not rank)
+        assert ("continue from the last checkpoint" in said) == (where == "after" and not rank)
         assert took < 20
 
 
@@ -377,7 +377,7 @@ def test_a_rank_that_dies_leaves_an_error_and_a_checkpoint(
     for answer in [answer for answer in answers if answer is not None]:
         (name, words), took = answer
         assert name == RankError.__name__, words
-        assert "go on from the last checkpoint" in words
+        assert "continue from the last checkpoint" in words
         assert took < 10  # at once, or when the group's time is up
     model, optimizer = made("alone", 9, "GoMuon")
     load(model, optimizer, folder, **ONE_PROCESS)

@@ -256,7 +256,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(tmp_path: Path) -> None:
         assert "these are sharded" in answer["replicated"]
         assert "expected one Shard(0)" in answer["placement"]
         assert "Tensor parallelism is not supported" in answer["placement"]
-        assert "not by fully_shard: tensor parallelism" in answer["columns"]
+        assert "not by fully_shard; tensor parallelism" in answer["columns"]
 
 
 class FullyShardedDataParallel(nn.Module):

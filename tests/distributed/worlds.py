@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.sharding import whole
+from gomuon.parameters.sharding import full_tensor
 from tests.distributed.launcher import Place
 from tests.models import tokens, transformer
 
@@ -71,7 +71,7 @@ def train(
 def weights(model: nn.Module) -> Weights:
     """Whole and without the wrapper's prefix; a message where they are sharded."""
     return {
-        name.removeprefix("module."): whole(parameter.detach()).clone()
+        name.removeprefix("module."): full_tensor(parameter.detach()).clone()
         for name, parameter in model.named_parameters()
     }
 

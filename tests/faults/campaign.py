@@ -17,7 +17,7 @@ Case = Callable[[int, Path], str | None]
 # Name of the module -> what one case is, for the page.
 CAMPAIGNS: dict[str, str] = {
     "steps": "a fault in activations, gradients or one layer; then five clean steps must train",
-    "interrupts": "an exception at one operation of a step; the next step must not notice",
+    "interrupts": "an exception at one operation of a step; the next step must be correct",
     "calls": "a call of a public function with arguments at random",
     "checkpoints": "a checkpoint damaged or forged, then loaded",
     "commands": "a command line with values at random",

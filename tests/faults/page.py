@@ -12,34 +12,35 @@ PAGE = Path("docs/faults.md")
 HEAD = """\
 # Faults
 
-What may go wrong in training goes wrong here on purpose, many times, from numbered seeds. `make
-faults` runs all of it; a few cases of each campaign are part of `make test`. A case that fails is
-repeated with `python -m tests.faults CAMPAIGN --seed SEED`.
+These campaigns cause the faults that can occur in training, many times, from numbered seeds.
+`make faults` runs all of them; `make test` runs a few cases of each. Repeat a case that fails with
+`python -m tests.faults CAMPAIGN --seed SEED`.
 
 | campaign | one case | cases | failures |
 |---|---|---|---|
 """
 TAIL = """
-What a case asks:
+What each campaign checks:
 
 - **steps**: every method × three precisions × raise, skip and allow × ten faults (NaN, infinity,
   numbers whose squares overflow, denormals, zeros, constant rows, one row, duplicated rows, no
   rows) × inputs, one layer's output, all gradients, one gradient × a refresh step and a reuse
-  step. With "raise" and "skip" five clean steps must leave finite weights and a lower loss. With
-  "allow" nobody looks at gradients, so NaN may reach the weights; nothing may be raised.
+  step. With "raise" and "skip", five clean steps afterwards must give finite weights and a lower
+  loss. With "allow" gradients are not checked, so NaN may reach the weights; no error may occur.
 - **interrupts**: an exception instead of one operation, for every operation of a step, every
-  method, refresh and reuse steps. The optimizer must go on bit for bit as a new one with the same
-  weights and state, and all global settings must be as before.
+  method, refresh and reuse steps. Afterwards the optimizer must continue bit for bit like a new one
+  with the same weights and state, and all global settings must be as before.
 - **calls**: public functions and constructors. A wrong argument must give a ValueError or a
   TypeError that names it.
-- **checkpoints**: bit flips, truncations, foreign methods and models, impossible settings, wrong
-  types and shapes at any depth. Loading must raise a ValueError and change nothing, or train on.
-- **commands**: every command and flag of `gomuon`. No traceback, no raw escape sequence, nothing
-  changed outside its folder.
-- **kills**: a campaign of runs is killed and continued. Its results must be those of one that was
-  never killed.
-- **ranks**: a rank is killed, raises or stalls. The others must end by themselves with an error
-  that says so.
+- **checkpoints**: bit flips, truncations, other methods and models, impossible settings, wrong
+  types and shapes at any depth. Loading must raise a ValueError and change nothing, or succeed, and
+  then training must work.
+- **commands**: every command and flag of `gomuon`. There may be no traceback, no raw escape
+  sequence, and no change outside the command's folder.
+- **kills**: a campaign of runs is killed and continued. Its results must equal those of a campaign
+  that was never killed.
+- **ranks**: a rank is killed, raises or stalls. The other ranks must end by themselves with an
+  error that says so.
 """
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gomuon.errors import DecompositionError, shown
+from gomuon.errors import DecompositionError, describe_value
 from gomuon.functional import (
     frobenius_graft,
     inside_only_direction,
@@ -187,5 +187,5 @@ def test_numbers_of_other_kinds_are_numbers() -> None:
 
 def test_messages_stay_short() -> None:
     for value in (10**5000, "x" * 1000, np.ones((90, 90)), torch.ones(90, 90), list(range(999))):
-        assert len(shown(value)) < 120
-    assert re.search("0.25", shown(torch.tensor(0.25)))
+        assert len(describe_value(value)) < 120
+    assert re.search("0.25", describe_value(torch.tensor(0.25)))

@@ -104,7 +104,7 @@ def test_a_benchmark_writes_through_no_link(name: str, tmp_path: Path, victim: P
     (folder / name).symlink_to(victim)
     with pytest.raises(LabError, match=WORDS):
         benchmark.run_benchmark(
-            benchmark.Settings("mlp", "muon", 1, "quick", False), folder, "", Nobody()
+            benchmark.BenchmarkSettings("mlp", "muon", 1, "quick", False), folder, "", Nobody()
         )
     assert victim.read_text() == '{"mine": 1}\n'
 

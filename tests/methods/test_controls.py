@@ -61,7 +61,7 @@ def test_muon_qk_follows_its_definition() -> None:
     ("make", "message"),
     [
         (lambda: MuonQK(mlp(3, 4, 2)), "no module with query and key"),
-        (lambda: MuonQK(transformer(), heads=3), "heads divide"),
+        (lambda: MuonQK(transformer(), heads=3), "with rows divisible by 3 heads"),
         (lambda: MuonQK(transformer().parameters()), "pass the model"),
         (lambda: MuonQK(transformer(), partner_damping=0.0), "partner_damping must be"),
         (lambda: Halfspace(transformer(), tau=1.0), "tau must be"),

@@ -29,8 +29,8 @@ def test_cutting_and_joining_are_inverse(spec: LayerSpec) -> None:
     assert matrices.shape == (layer.blocks, *layer.shape)
     layer.assign(2 * matrices)
     torch.testing.assert_close(layer.parameter, 2 * W)
-    layer.keep("momentum", matrices.clone())
-    torch.testing.assert_close(layer.recall("momentum"), matrices)
+    layer.set_memory("momentum", matrices.clone())
+    torch.testing.assert_close(layer.memory_or_zeros("momentum"), matrices)
 
 
 def test_blocks_are_the_expected_pieces() -> None:
@@ -59,9 +59,9 @@ def test_a_joined_bias_is_the_last_column() -> None:
 
 
 def test_blocks_that_do_not_divide_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"5 blocks do not divide the 6 rows of 'w'"):
+    with pytest.raises(ValueError, match=r"'w' has 6 rows, which 5 blocks do not divide"):
         check_spec("w", torch.zeros(6, 8), LayerSpec(heads=5))
-    with pytest.raises(ValueError, match="do not divide the 16 columns"):
+    with pytest.raises(ValueError, match="16 columns, which 3 blocks do not divide"):
         GoMuon(transformer(), specs={"*.q.weight": LayerSpec(input_heads=3)})
     with pytest.raises(ValueError, match="matches no parameter"):
         GoMuon(transformer(), specs={"*.query.weight": LayerSpec(heads=2)})
@@ -186,11 +186,13 @@ def test_what_cannot_be_cut_is_refused_at_construction() -> None:
             self.linear = nn.Linear(8, 8)
             self.scale = nn.Parameter(torch.tensor(1.0))
 
-    with pytest.raises(ValueError, match=r"'conv.weight' is a convolution of 2 groups.*4 × 1"):
+    with pytest.raises(ValueError, match=r"'conv.weight' is a convolution with 2 groups.*4 × 1"):
         GoMuon(Odd(), specs={"conv.weight": LayerSpec(heads=4)})
-    with pytest.raises(ValueError, match=r"block=4 of 'linear.weight' does not go with captured"):
+    with pytest.raises(
+        ValueError, match=r"block=4 of 'linear.weight' is not possible with captured moments"
+    ):
         GoMuon(Odd(), specs={"linear.weight": LayerSpec(block=4)})
-    with pytest.raises(ValueError, match=r"'scale' is a single number"):
+    with pytest.raises(ValueError, match=r"'scale' is a scalar"):
         GoMuon(Odd(), specs={"scale": LayerSpec()})
     Muon(Odd(), specs={"linear.weight": LayerSpec(block=4)})
 

@@ -60,7 +60,7 @@ class Subject:
 def check(subject: Subject, moment: str) -> None:
     """Nothing runs, nothing is lent, the user's number is back, and the next step works."""
     assert torch.get_num_threads() == OF_THE_USER, (moment, torch.get_num_threads())
-    assert (spreading._lent.cores, spreading._lent.calls) == (0, ()), moment
+    assert (spreading._this_thread.cores, spreading._this_thread.calls) == (0, ()), moment
     kept = subject.state()
     time.sleep(0.002)
     assert all(map(torch.equal, kept, subject.state())), moment

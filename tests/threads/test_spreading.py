@@ -73,7 +73,7 @@ def test_an_error_in_a_thread_reaches_the_caller() -> None:
     def fail(part: Tensor) -> tuple[Tensor]:
         raise torch.linalg.LinAlgError("no")
 
-    with pytest.raises(DecompositionError, match="nor in float64"):
+    with pytest.raises(DecompositionError, match="also not in float64"):
         decompose(fail, torch.randn(4, 70, 70))
 
 

@@ -113,7 +113,7 @@ def test_where_numbers_cannot_be_set_nothing_is() -> None:
     with cores_for_workers():
         spread(note, torch.randn(4, 70, 70))
         list(concurrently([lambda: note(torch.ones(1))] * 2))
-        assert spreading._lent.cores == 0
+        assert spreading._this_thread.cores == 0
     assert seen == {threading.get_ident()}
     model = mlp(72, 72, 72, bias=False)
     optimizer = GoMuon(model, lr=0.01)

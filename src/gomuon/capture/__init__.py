@@ -1,1 +1,1 @@
-"""What a model's layers see: inputs x and output gradients δ, as second moments."""
+"""Capture: second moments of each layer's inputs x and output gradients δ."""

@@ -1,4 +1,4 @@
-"""The loss whose backward pass gives the model's own Fisher factor."""
+"""A loss with labels drawn from the model: its backward pass gives the true Fisher factor."""
 
 import torch
 from torch import Tensor
@@ -12,8 +12,8 @@ def sampled_label_loss(
 
     Args:
         logits: [..., classes], attached to the graph of the forward pass.
-        reduction: "mean" or "sum", as the training loss.
-        generator: where the labels are drawn from.
+        reduction: "mean" or "sum"; the same as for the training loss.
+        generator: the random generator for the labels; None is torch's default one.
     """
     rows = logits.reshape(-1, logits.shape[-1])
     p = rows.detach().float().softmax(-1)

@@ -1,4 +1,4 @@
-"""The hooks placed on a model: one on each captured layer, and one that notices DDP."""
+"""The hooks placed on a model: one on each captured layer, and one that detects DDP."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from gomuon.parameters.rows import Rows, can_capture
 
 @dataclass(frozen=True)
 class CapturedModule:
-    """A module to capture: how its rows are read, and the shapes of its two moments."""
+    """A module to capture: how to read its rows, and the shapes of its two moments."""
 
     module: nn.Module
     rows: Rows
@@ -28,16 +28,16 @@ class CapturedModule:
 
 
 class LayerHook(PlacedHook):
-    """The forward hook of one linear layer or convolution; on a reuse step it returns at once.
+    """The forward hook of one linear layer or convolution. On a reuse step it returns at once.
 
     Args:
-        shared: the gate and shared inputs of its group.
+        shared: the gate and the shared inputs of the layer's group.
         weight: the layer's weight.
-        captured: the module and how it is read.
-        inputs: whether Σ x xᵀ is wanted.
-        gradients: whether Σ δ δᵀ is wanted.
-        phase: by which part of the refresh interval this layer refreshes later than others.
-        sharded: whether the weight's gradient may lie on other ranks.
+        captured: the module, and how to read its rows.
+        inputs: whether to capture Σ x xᵀ.
+        gradients: whether to capture Σ δ δᵀ.
+        phase: this layer refreshes later by this fraction of the refresh interval.
+        sharded: whether the weight's gradient may be on other ranks.
     """
 
     def __init__(
@@ -65,8 +65,8 @@ class LayerHook(PlacedHook):
         self.make_probes(weight)
 
     def make_probes(self, weight: Tensor) -> None:
-        """Make this layer's own probes; `inputs` is used where inputs cannot be shared."""
-        self.kind = (weight.dtype, weight.device)
+        """Make this layer's own probes. `inputs` is only used if inputs cannot be shared."""
+        self.dtype_and_device = (weight.dtype, weight.device)
         self.dtype = working_dtype(weight)
         self.inputs, self.gradients = (
             Probe(shape, self.dtype, weight.device) for shape in self.shapes
@@ -75,25 +75,25 @@ class LayerHook(PlacedHook):
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Tensor | None:
-        if not self.open or _is_recorded():
+        if not self.open or _is_exported():
             return None
         if module.training and not torch.compiler.is_compiling() and not in_backward():
-            # In a backward pass this is a recomputation, and gradients may still be to come.
+            # Not in a backward pass: there this is a recomputation, and gradients may be pending.
             self.shared.remember_mask()
             self._forget_sums_if_zeroed()
         x = args[0] if args else next(iter(kwargs.values()), None)
         if not (isinstance(x, Tensor) and isinstance(output, Tensor)):
             return None  # a subclass that takes or returns something else
         if not (module.training and torch.is_grad_enabled() and output.requires_grad):
-            return None  # an evaluation pass, or a frozen branch
+            return None  # an evaluation pass, or a part of the model that is frozen
         if torch._C._are_functorch_transforms_active():
-            return None  # torch.func's gradients are not the loss's
+            return None  # torch.func's gradients are not those of the training loss
         weight = getattr(module, "weight", None)
         if not (isinstance(weight, Tensor) and weight.requires_grad):
             return None
         if not self._can_read(x, output, weight.device):
             return None
-        if self.kind != (weight.dtype, weight.device):
+        if self.dtype_and_device != (weight.dtype, weight.device):
             self.make_probes(weight)  # the model was moved or converted
         inputs = self._input_probes(x) if self.wants_inputs else (None, None, None)
         tapped: Tensor = Tap.apply(
@@ -107,7 +107,7 @@ class LayerHook(PlacedHook):
         return tapped
 
     def _can_read(self, x: Tensor, output: Tensor, device: torch.device) -> bool:
-        """Whether input and output have one row for each use of the weight; a subclass may not."""
+        """Whether x and output have one row per use of the weight. In a subclass they may not."""
         inputs, gradients = self.shapes
         if not (can_capture(output, device) and self.rows.fits_output(output, gradients)):
             return False
@@ -116,7 +116,7 @@ class LayerHook(PlacedHook):
         return can_capture(x, device) and self.rows.fits_input(x, output, inputs)
 
     def _mask(self, output: Tensor) -> Tensor | None:
-        """The mask, if this layer has a row for each of its entries."""
+        """The mask, if this layer has one row per entry of the mask."""
         mask = self.shared.mask_now()
         if mask is None:
             return None
@@ -126,9 +126,12 @@ class LayerHook(PlacedHook):
         return mask.flatten() if positions == (mask.numel(),) else None
 
     def _input_probes(self, x: Tensor) -> tuple[Callable[[], bool] | None, Tensor, Tensor]:
-        """Whether this layer forms x's moment, asked in backward; probes for it and its rows."""
+        """Probes for x's moment and row count, and a function for the backward pass.
+
+        The function says whether this layer forms the moment.
+        """
         if torch.compiler.is_compiling():
-            # Which layers share a tensor is not known while a graph is traced.
+            # While a graph is traced, it is not known which layers share a tensor.
             return None, self.inputs.total, self.inputs.count
         self.shared.merge(self)
         shared = self.shared.of(x, self)
@@ -136,14 +139,14 @@ class LayerHook(PlacedHook):
 
     @property
     def was_zeroed(self) -> bool:
-        """Whether there is no gradient, as after the model's own `zero_grad`.
+        """Whether the weight has no gradient, for example after the model's own `zero_grad`.
 
-        A sharded gradient may lie on another rank, so its absence here says nothing.
+        A sharded gradient may be on another rank only, so then the answer is always False.
         """
         return self.weight.grad is None and not self._sharded
 
     def _forget_sums_if_zeroed(self) -> None:
-        """Statistics are dropped together with the gradients they came with."""
+        """Drop the statistics if the gradients that came with them were dropped."""
         if not self.was_zeroed:
             return
         self.shared.forget_sums_of(self)
@@ -151,72 +154,72 @@ class LayerHook(PlacedHook):
             self.forget_sums()
 
     def forget_sums(self) -> None:
-        """Drop what backward passes delivered."""
+        """Drop the sums that backward passes delivered."""
         self.inputs.clear()
         self.gradients.clear()
         self.substitute = None
 
 
-def _is_recorded() -> bool:
-    """Whether the forward pass is recorded, to be run elsewhere without an optimizer."""
+def _is_exported() -> bool:
+    """Whether the forward pass is traced to be run elsewhere, without an optimizer."""
     # Not torch.compiler.is_exporting(): in older versions it is also true under torch.compile.
     return torch.jit.is_tracing() or getattr(torch.compiler, "_is_exporting_flag", False)
 
 
 class WrapperHook(PlacedHook):
-    """A forward pre-hook that notices DistributedDataParallel around the model it is on.
+    """A forward pre-hook that detects DistributedDataParallel around its model.
 
-    Trainer, accelerate and Lightning make the optimizer from the plain model and wrap it later, and
-    a wrapper leaves no mark on what it wraps. But while a wrapper runs the model, torch says which
-    wrapper is running (the compiler needs to know). So the hook asks in the forward pass, which
+    Trainer, accelerate and Lightning make the optimizer from the plain model and wrap the model
+    later. A model does not know its wrapper. But while a wrapper runs the model, torch says which
+    wrapper is running (the compiler needs this). So the hook asks torch in the forward pass, which
     always comes before the first step.
 
-    The hook stays on the model once it has found a wrapper: it costs almost nothing, and removing
+    The hook stays on the model after it has found a wrapper. It costs almost nothing, and removing
     it would make a compiled model compile again.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.found = False
-        self.process_group: Any = None  # the wrapper's; None is the default one
+        self.process_group: Any = None  # the wrapper's; None is the default group
 
     def watch(self, model: nn.Module) -> None:
-        """Look for a wrapper in `model`; if there is none, look at every forward pass."""
+        """Look for a wrapper in `model`. If there is none, look again at every forward pass."""
         self.remove()
         for module in model.modules():
             if isinstance(module, DistributedDataParallel):
-                self._note(module)
+                self._set_wrapper(module)
                 return
-        # The compiler runs `look` while it traces, inside the wrapper, and keeps it out of the
-        # graph. Not a decorator: that would load the compiler when gomuon is imported.
-        torch.compiler.assume_constant_result(WrapperHook.look)
-        for module in _called(unwrapped(model)):
+        # The compiler calls `find_wrapper` while it traces, inside the wrapper, and leaves it out
+        # of the graph. Not a decorator: that would load the compiler when gomuon is imported.
+        torch.compiler.assume_constant_result(WrapperHook.find_wrapper)
+        for module in _modules_called(unwrapped(model)):
             self.handles.append(module.register_forward_pre_hook(self))
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        self.look()
+        self.find_wrapper()
 
-    def look(self) -> bool:
-        """Whether a wrapper started the forward pass that is running, or an earlier one."""
+    def find_wrapper(self) -> bool:
+        """Whether a wrapper started this forward pass or an earlier one."""
         if not self.found and (wrapper := DistributedDataParallel._get_active_ddp_module()):
-            self._note(wrapper)
+            self._set_wrapper(wrapper)
         return self.found
 
     def copy_from(self, other: "WrapperHook") -> None:
-        """Know what another hook knows, for the copy of an optimizer."""
+        """Take over what another hook has found, when an optimizer is copied."""
         self.found, self.process_group = other.found, other.process_group
 
-    def _note(self, wrapper: DistributedDataParallel) -> None:
+    def _set_wrapper(self, wrapper: DistributedDataParallel) -> None:
         self.found, self.process_group = True, wrapper.process_group
 
 
-def _called(model: nn.Module) -> Iterator[nn.Module]:
-    """The model itself; its parts if it only holds them, as a ModuleList does."""
+def _modules_called(model: nn.Module) -> Iterator[nn.Module]:
+    """The model itself, or its children if it has no forward of its own (such as ModuleList)."""
     if type(model).forward is not nn.Module.forward or "forward" in vars(model):
         yield model
         return
     for child in model.children():
-        yield from _called(child)
+        yield from _modules_called(child)
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

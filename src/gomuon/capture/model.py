@@ -1,4 +1,4 @@
-"""The capture of a model: hooks placed on its layers, gated before each step, read and removed."""
+"""The capture of a model: places hooks, opens and closes them, reads and removes them."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -16,16 +16,16 @@ from gomuon.parameters.groups import is_matrix
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.rows import ConvRows, Sampling, is_transposed_linear, rows_for
 from gomuon.parameters.sharding import is_sharded
-from gomuon.parameters.specs import PLAIN
+from gomuon.parameters.specs import DEFAULT_SPEC
 
 Group = Mapping[str, Any]
-IsDue = Callable[[float], bool]  # whether layers of a phase refresh in the coming step
+IsDue = Callable[[float], bool]  # whether layers with a given phase refresh in the next step
 
 
 def captured_modules(
     model: nn.Module, sampling: Callable[[Tensor], Sampling]
 ) -> dict[Tensor, list[CapturedModule]]:
-    """Modules whose input and output gradient can be captured, by weight."""
+    """For each weight, its modules whose inputs and output gradients can be captured."""
     modules: dict[Tensor, list[CapturedModule]] = {}
     for module in model.modules():
         weight = getattr(module, "weight", None)
@@ -46,7 +46,7 @@ def captured_modules(
 
 
 class GroupCapture:
-    """The hooks of one parameter group: placed, gated, read and removed together."""
+    """The hooks of one parameter group."""
 
     def __init__(self) -> None:
         self.shared = SharedInputs()
@@ -63,7 +63,7 @@ class GroupCapture:
         phase: float = 0.0,
         sharded: bool = False,
     ) -> None:
-        """Hook every module whose weight is `parameter`; several if the weight is tied."""
+        """Hook every module whose weight is `parameter`: several modules if it is tied."""
         for captured in modules:
             hook = LayerHook(
                 self.shared,
@@ -78,10 +78,10 @@ class GroupCapture:
             self._hooks.setdefault(parameter, []).append(hook)
 
     def collect(self, loss_scale: float = 1.0, ranks: int = 1) -> dict[Tensor, Statistics]:
-        """Everything captured since the gate was set, by parameter: the sums of Equation (9).
+        """The sums of Equation (9) since the gate was set, by parameter.
 
-        δ is divided by `loss_scale`, what the loss was multiplied by before the backward pass, and
-        by the number of ranks, over which gradients are averaged after they were captured.
+        δ is divided by `loss_scale`, the factor on the loss in the backward pass, and by the number
+        of ranks, because gradients are averaged over the ranks after they were captured.
         """
         shared, sums = self.shared.terms(), dict[Any, Moment]()
         return {
@@ -101,7 +101,7 @@ class GroupCapture:
         }
 
     def shapes(self) -> dict[Tensor, MomentShapes]:
-        """Shapes of the moments wanted in this step, by parameter."""
+        """Shapes of the moments to capture in this step, by parameter."""
         return {
             parameter: self._wanted(hooks[0])
             for parameter, hooks in self._hooks.items()
@@ -114,7 +114,7 @@ class GroupCapture:
         return inputs if hook.wants_inputs else None, gradients if hook.wants_gradients else None
 
     def identity_statistics(self, parameter: Tensor) -> Statistics:
-        """Moments that a layer's capture would have if all directions were seen equally often."""
+        """Multiples of the identity, with the shapes of a layer's captured moments."""
         hooks = self._hooks.get(parameter)
         if not hooks:
             return Statistics(None, None)
@@ -141,14 +141,14 @@ class GroupCapture:
         if not hooks:
             return
         probes = [leaf for hook in hooks for leaf in hook.gradients.leaves]
-        # Only the probes are asked for, so no weight's gradient is formed or changed.
+        # Gradients are computed for the probes only, so no weight's gradient changes.
         found = torch.autograd.grad(loss, probes, retain_graph=True, allow_unused=True)
         for hook, *sums in zip(hooks, found[::3], found[1::3], found[2::3], strict=True):
             if all(part is not None for part in sums):
                 hook.substitute = _sum([(hook.substitute, 1.0), (Moment(*sums), 1.0)], {})
 
     def gate(self, is_due: IsDue) -> None:
-        """Before the forward pass: open the hooks whose layers refresh in the coming step."""
+        """Before the forward pass: open the hooks of layers that refresh in the next step."""
         self.shared.open = False
         for hooks in self._hooks.values():
             for hook in hooks:
@@ -174,12 +174,12 @@ class GroupCapture:
 
 
 class ModelCapture:
-    """What an optimizer captures of its model; one `GroupCapture` per parameter group.
+    """The capture of an optimizer's model; one `GroupCapture` per parameter group.
 
     Args:
-        layout: how parameters are cut; the phases of staggered layers are written into it.
+        layout: how parameters are cut. The phases of staggered layers are written into it.
         sides: whether (output gradients, inputs) are captured for a group.
-        observes: whether the coming step observes a group's layers with a given phase.
+        observes: whether the next step observes a group's layers with a given phase.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class ModelCapture:
         self._observes = observes
 
     def attach(self, model: nn.Module, groups: Sequence[Group]) -> None:
-        """Place hooks on a model without wrappers, in place of all others."""
+        """Remove all hooks and place new ones on `model`, which has no wrapper."""
         self.remove()
         self.model = model
         remove_inert_hooks(model)
@@ -205,7 +205,7 @@ class ModelCapture:
         self.gate(groups)
 
     def add_group(self, index: int, group: Group) -> None:
-        """Place and gate the hooks of a group that was added."""
+        """Place and gate the hooks of an added group."""
         self.place(index, group)
         self.groups[index].gate(partial(self._observes, group))
 
@@ -214,7 +214,7 @@ class ModelCapture:
         return any(self._sides(group))
 
     def place(self, index: int, group: Group) -> None:
-        """Place a group's hooks, in place of those it has."""
+        """Remove a group's hooks and place new ones."""
         capture, layout = self.groups[index], self._layout
         capture.remove()
         capture.placed_for = self._settings(group)
@@ -225,7 +225,7 @@ class ModelCapture:
             return
 
         def sampling(weight: Tensor) -> Sampling:
-            ones = layout.specs.get(weight, PLAIN).bias is not None
+            ones = layout.specs.get(weight, DEFAULT_SPEC).bias is not None
             return Sampling(group["token_stride"], group["token_skip"], group["reduce"], ones)
 
         modules = captured_modules(self.model, sampling)
@@ -248,9 +248,9 @@ class ModelCapture:
         return (*self._sides(group), *(group.get(name) for name in names))
 
     def gate(self, groups: Sequence[Group]) -> list[int]:
-        """Before a forward pass: open the hooks of layers that the coming step refreshes.
+        """Before a forward pass: open the hooks of layers that refresh in the next step.
 
-        Returns the groups whose hooks were placed again, because their settings have changed.
+        Returns the groups whose hooks were placed again because their settings have changed.
         """
         changed = []
         for index, (capture, group) in enumerate(zip(self.groups, groups, strict=True)):
@@ -266,7 +266,7 @@ class ModelCapture:
         return any(capture.shared.open for capture in self.groups)
 
     def collect(self, ranks: int) -> dict[int, dict[Tensor, Statistics]]:
-        """What this rank captured in this step, by group; closed groups are left out."""
+        """This rank's statistics of this step, by group. Closed groups are left out."""
         scale = 1.0 if self.scaler is None else self.scaler.get_scale()
         return {
             index: capture.collect(scale, ranks)
@@ -309,9 +309,9 @@ def remove_hooks(groups: Iterable[GroupCapture]) -> None:
 
 
 def spread_phases(parameters: Sequence[Tensor]) -> list[float]:
-    """Phases in [0, 1) that spread refreshes evenly by cost over an interval.
+    """Phases in [0, 1) that spread the cost of refreshes evenly over an interval.
 
-    In the model's order, so that neighbours, which may share their inputs, mostly stay together.
+    Phases follow the model's order, so neighbours, which may share inputs, mostly stay together.
     """
     sides = [(p.shape[0], p.numel() // p.shape[0]) for p in parameters]
     costs = [float(m**3 + n**3) for m, n in sides]
@@ -320,7 +320,7 @@ def spread_phases(parameters: Sequence[Tensor]) -> list[float]:
 
 
 def _gradients(hook: LayerHook, loss_scale: float) -> Moment | None:
-    """A hook's Σ δ δᵀ without the loss's scale; a substitute's loss was never scaled."""
+    """A hook's Σ δ δᵀ without the loss scale. The loss of a substitute was never scaled."""
     if hook.substitute is not None:
         return hook.substitute
     return _unscaled(hook.gradients.moment, loss_scale)
@@ -333,7 +333,7 @@ def _unscaled(moment: Moment | None, scale: float) -> Moment | None:
 
 
 def _sum(terms: Iterable[Term], cache: dict[Any, Moment]) -> Moment | None:
-    """Σ times·moment; the same object for the same sum, so that it stays recognisable as shared."""
+    """Σ times·moment. Equal sums give the same object, so layers still share it."""
     present = [(moment, times) for moment, times in terms if moment is not None]
     if not present:
         return None

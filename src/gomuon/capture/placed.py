@@ -1,4 +1,4 @@
-"""What the hooks an optimizer places on a model have in common: how they are copied and removed."""
+"""The base class of an optimizer's hooks on a model: how they are copied and removed."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,57 +11,57 @@ from torch.utils.hooks import RemovableHandle
 class PlacedHook:
     """A forward hook or pre-hook, on one module or several.
 
-    A copied or pickled model has no optimizer yet, and a copied optimizer places hooks of its own:
-    in a copy the hook becomes an `InertHook`.
+    In a copied or pickled model the hook becomes an `InertHook`: the copy has no optimizer yet, and
+    a copied optimizer places its own hooks.
     """
 
     def __init__(self) -> None:
         self.handles: list[RemovableHandle] = []
 
     def remove(self) -> None:
-        """Take it off every module."""
+        """Remove the hook from every module."""
         for handle in self.handles:
             handle.remove()
         self.handles.clear()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "InertHook":
-        return InertHook(self._number)
+        return InertHook(self._largest_id)
 
     def __reduce__(self) -> tuple[type["InertHook"], tuple[int]]:
-        return InertHook, (self._number,)
+        return InertHook, (self._largest_id,)
 
     @property
-    def _number(self) -> int:
-        """The largest number under which a module knows it."""
+    def _largest_id(self) -> int:
+        """The largest of the ids that its modules know it by."""
         return max((handle.id for handle in self.handles), default=-1)
 
     @property
     def __name__(self) -> str:
-        """Asked for by torch.jit.script, which compiles hooks from their source."""
+        """torch.jit.script reads this, because it compiles hooks from their source."""
         raise AttributeError(
             "torch.jit.script cannot compile a model with an optimizer's hooks: call "
-            "optimizer.remove_hooks() first, and optimizer.attach(model) to go on training"
+            "optimizer.remove_hooks() first, and optimizer.attach(model) to continue training"
         )
 
 
 class InertHook:
-    """What a hook becomes in a copied or pickled model, until the model's first forward pass."""
+    """Replaces a hook in a copied or pickled model until the model's first forward pass."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        # In another process hooks are numbered anew; none may get this number, and with it the
-        # note that it takes keyword arguments.
+        # Another process numbers its hooks from 0. No new hook may get this number: the module
+        # has noted that the hook with this number takes keyword arguments.
         RemovableHandle.next_id = max(RemovableHandle.next_id, number + 1)
 
     def __reduce__(self) -> tuple[type["InertHook"], tuple[int]]:
         return InertHook, (self.number,)
 
     def __call__(self, module: nn.Module, *passed: Any) -> None:
-        if not torch.compiler.is_compiling():  # a graph has no business with the module's hooks
-            self.leave(module)
+        if not torch.compiler.is_compiling():  # a graph must not change the module's hooks
+            self.remove_from(module)
 
-    def leave(self, module: nn.Module) -> None:
-        """Take itself off the module; torch walks over a copy of the hooks."""
+    def remove_from(self, module: nn.Module) -> None:
+        """Remove this hook from the module. Safe inside a call: torch iterates over a copy."""
         for hooks, with_kwargs in _hooks_of(module):
             for number in [number for number, hook in hooks.items() if hook is self]:
                 hooks.pop(number)
@@ -70,13 +70,14 @@ class InertHook:
     @property
     def __name__(self) -> str:
         raise AttributeError(
-            "torch.jit.script cannot compile what an optimizer's hooks have become in a copied "
-            "model; it goes with the copy's first forward pass: make one before torch.jit.script"
+            "torch.jit.script cannot compile a copied model that still has the placeholders of an "
+            "optimizer's hooks; its first forward pass removes them: run one before "
+            "torch.jit.script"
         )
 
 
 def remove_inert_hooks(model: nn.Module) -> None:
-    """Rid a copied or unpickled model of what is left of the original's hooks."""
+    """Remove all inert hooks from a copied or unpickled model."""
     for module in model.modules():
         inert = {
             hook
@@ -85,10 +86,10 @@ def remove_inert_hooks(model: nn.Module) -> None:
             if isinstance(hook, InertHook)
         }
         for hook in inert:
-            hook.leave(module)
+            hook.remove_from(module)
 
 
 def _hooks_of(module: nn.Module) -> Iterator[tuple[dict[int, Any], dict[int, Any]]]:
-    """A module's hooks by number, and which of them take keyword arguments; then its pre-hooks."""
+    """Hooks by number and which take keyword arguments: first hooks, then pre-hooks."""
     yield module._forward_hooks, module._forward_hooks_with_kwargs
     yield module._forward_pre_hooks, module._forward_pre_hooks_with_kwargs

@@ -1,7 +1,7 @@
-"""Which layers read which tensor while the gate is open: one tensor has one moment.
+"""Inputs that several layers read. The moment of a shared input is formed once.
 
-q, k and v read the same tensor, so its moment is formed once. A shared input lives as long as the
-graph that can deliver to it; once a backward pass has reached it, it is kept until the step.
+For example, q, k and v read the same tensor. A shared input lives as long as the autograd graph
+that can deliver its moment. After a backward pass has reached it, it is kept until the step.
 """
 
 import weakref
@@ -19,38 +19,39 @@ from gomuon.moments import Moment
 if TYPE_CHECKING:
     from gomuon.capture.hooks import LayerHook
 
-Term = tuple[Moment | None, float]  # a moment, and how often a sum contains it
+Term = tuple[Moment | None, float]  # a moment, and how many times a sum contains it
 
 
 class SharedInput:
     """One input tensor of one forward pass, and the layers that read it.
 
-    The first reader that the backward pass comes to forms the moment. Every reader's tap counts its
-    own rows, so a reader the loss did not reach, or a pass that was only a recomputation, counts
-    nothing.
+    The first reader that the backward pass reaches forms the moment. Every reader's tap counts its
+    own rows. So nothing is counted for a reader that the loss does not reach, nor for a forward
+    pass that is only a recomputation.
     """
 
     def __init__(self, leader: "LayerHook", x: Tensor) -> None:
         self.leader = leader  # the first reader
         self._input, self._version = weakref.ref(x), x._version
-        self.former: LayerHook | None = None  # the reader that forms the moment
-        self._pass: int | None = None  # the backward pass in which `former` was chosen
+        self.chosen: LayerHook | None = None  # the reader that forms the moment
+        self._pass: int | None = None  # the backward pass in which `chosen` was set
         self.total = leaf(leader.dtype, x.device, *leader.shapes[0])
         self.counts: dict[LayerHook, Tensor] = {}
 
     def is_of(self, x: Tensor) -> bool:
-        """Whether x is the tensor that was read, not written to since."""
+        """Whether x is the tensor that was read, and has not been written to since."""
         return self._input() is x and self._version == x._version
 
     def forms(self, reader: "LayerHook") -> bool:
-        """Whether this reader forms the moment: the first one that asks does.
+        """Whether this reader forms the moment. The first reader that asks does.
 
-        A pass that ended without a result, as `torch.autograd.grad` makes them, chooses nobody.
+        The choice is made again if its backward pass ended without a moment, which happens with
+        `torch.autograd.grad`.
         """
         now = backward_pass()
-        if self.former is None or (self.total.grad is None and now != self._pass):
-            self.former, self._pass = reader, now
-        return self.former is reader
+        if self.chosen is None or (self.total.grad is None and now != self._pass):
+            self.chosen, self._pass = reader, now
+        return self.chosen is reader
 
     def count_of(self, reader: "LayerHook") -> Tensor:
         """The probe that counts this reader's rows."""
@@ -63,20 +64,20 @@ class SharedInput:
 
     @property
     def times(self) -> dict["LayerHook", float]:
-        """How often each reader's backward passed over the rows, relative to the former's."""
+        """Rows each reader counted, divided by the rows of the chosen reader."""
         counts = {hook: c.grad for hook, c in self.counts.items() if c.grad is not None}
-        rows = float(counts[self.former]) if self.former in counts else 0.0
+        rows = float(counts[self.chosen]) if self.chosen in counts else 0.0
         return {hook: float(count) / rows for hook, count in counts.items()} if rows else {}
 
     @property
     def moment(self) -> Moment:
         """The moment, once it is filled."""
-        assert self.former is not None
-        count = gradient(self.counts[self.former])
+        assert self.chosen is not None
+        count = gradient(self.counts[self.chosen])
         return Moment(gradient(self.total), count, count)
 
-    def absorb(self, other: "SharedInput") -> None:
-        """Add another one's sums to these."""
+    def add_sums_of(self, other: "SharedInput") -> None:
+        """Add the sums of another shared input to these."""
         for mine, theirs in (
             (self.total, other.total),
             *((self.counts[hook], other.counts[hook]) for hook in other.times),
@@ -87,49 +88,50 @@ class SharedInput:
 
 
 class SharedInputs:
-    """The gate of one group's hooks, and the inputs their layers read while it is open."""
+    """The gate of one group's hooks, and the inputs that are read while it is open."""
 
     def __init__(self) -> None:
-        self.open = False  # whether any of the hooks captures
+        self.open = False  # whether any hook of the group captures
         self._mask: Tensor | None = None
         self._last_mask: Tensor | None = None
-        # By leader, in the order of the forward passes. Weak: the tap's graph keeps an input alive.
-        self._led: dict[LayerHook, WeakKeyDictionary[SharedInput, None]] = {}
-        self._reached: set[SharedInput] = set()  # by a backward pass; kept alive here
+        # In the order of the forward passes. Weak references: the tap's graph keeps an input alive.
+        self._inputs_by_leader: dict[LayerHook, WeakKeyDictionary[SharedInput, None]] = {}
+        self._reached: set[SharedInput] = set()  # reached by a backward pass, kept alive here
         self._by_id: WeakValueDictionary[int, SharedInput] = WeakValueDictionary()
 
     def of(self, x: Tensor, hook: "LayerHook") -> SharedInput:
-        """The shared input for x as `hook` reads it; `hook` leads a new one if there is none."""
+        """The shared input for x as `hook` reads it; a new one, led by `hook`, if none fits."""
         known = self._by_id.get(id(x))
-        # The same object, alive and not written to since: q, k and v of one attention. A hook that
-        # has led an input of x leads again, so that checkpointing's second pass saves the same.
+        # The same object, alive and not written to since: q, k and v of one attention. The leader
+        # of x starts a new one, so activation checkpointing saves the same tensors again when it
+        # recomputes.
         if (
             known is not None
             and known.is_of(x)
             and known.leader is not hook
             and known.leader.rows == hook.rows
-            and self._counts(known)
+            and self._is_active(known)
         ):
             return known
         shared = SharedInput(hook, x)
         self._by_id[id(x)] = shared
-        self._led.setdefault(hook, WeakKeyDictionary())[shared] = None
+        self._inputs_by_leader.setdefault(hook, WeakKeyDictionary())[shared] = None
         return shared
 
-    def _counts(self, shared: SharedInput) -> bool:
-        """Whether it was neither dropped nor merged into another."""
-        return shared in self._led.get(shared.leader, ())
+    def _is_active(self, shared: SharedInput) -> bool:
+        """Whether it was neither dropped nor merged into another shared input."""
+        return shared in self._inputs_by_leader.get(shared.leader, ())
 
     def forms(self, shared: SharedInput, hook: "LayerHook") -> bool:
-        """Asked in the backward pass: whether this hook forms the moment of this input."""
-        if self._counts(shared):
+        """In the backward pass: whether this hook forms the moment of this input."""
+        if self._is_active(shared):
             self._reached.add(shared)
         return shared.forms(hook)
 
     def terms(self) -> dict["LayerHook", list[Term]]:
-        """The terms of each hook's Σ x xᵀ: filled inputs, and how often its sum contains each."""
+        """The terms of each hook's Σ x xᵀ: filled inputs, and how many times each is added."""
         terms: dict[LayerHook, list[Term]] = {}
-        for shared in (shared for led in self._led.values() for shared in led):
+        for shared in (shared for led in self._inputs_by_leader.values() for shared in led):
             if shared.filled and (times := shared.times):
                 moment = shared.moment
                 for hook, often in times.items():
@@ -138,21 +140,21 @@ class SharedInputs:
 
     def merge(self, leader: "LayerHook") -> None:
         """Merge filled inputs with the same readers, to bound memory."""
-        led = list(self._led.get(leader, ()))
+        led = list(self._inputs_by_leader.get(leader, ()))
         if not in_backward():
-            # Reached by a pass that is over and delivered nothing: only its graph may keep it.
+            # Their backward pass has ended and delivered nothing, so only the graph keeps them.
             self._reached.difference_update(shared for shared in led if not shared.filled)
         filled = [shared for shared in led if shared.filled]
         for i, shared in enumerate(filled):
             older = next(
-                (s for s in filled[:i] if self._counts(s) and s.times == shared.times), None
+                (s for s in filled[:i] if self._is_active(s) and s.times == shared.times), None
             )
             if older is not None:
-                older.absorb(shared)
+                older.add_sums_of(shared)
                 self._drop(shared)
 
     def forget_sums_of(self, hook: "LayerHook") -> None:
-        """Drop sums delivered to readers none of which has a gradient any more, `hook` included."""
+        """Drop sums of inputs that `hook` reads if no reader has a gradient any more."""
 
         def stale(shared: SharedInput) -> bool:
             readers = shared.counts
@@ -161,7 +163,7 @@ class SharedInputs:
         self._drop_reached(stale)
 
     def forget_sums(self) -> None:
-        """Drop what backward passes delivered; keep inputs whose backward is still to come."""
+        """Drop delivered sums; keep inputs whose backward pass has not run yet."""
         self._drop_reached(lambda shared: shared.filled)
 
     def _drop_reached(self, unwanted: Callable[[SharedInput], bool]) -> None:
@@ -169,8 +171,8 @@ class SharedInputs:
             self._drop(shared)
 
     def _drop(self, shared: SharedInput) -> None:
-        """Let it count no longer, even if a graph still holds it."""
-        self._led[shared.leader].pop(shared, None)
+        """Make it inactive, even if a graph still holds it."""
+        self._inputs_by_leader[shared.leader].pop(shared, None)
         self._reached.discard(shared)
 
     @contextmanager
@@ -183,17 +185,17 @@ class SharedInputs:
             self._mask = None
 
     def mask_now(self) -> Tensor | None:
-        """The mask of this forward pass; in a recomputation during backward, the last one used."""
+        """The mask of this forward pass. In a recomputation it is the last mask used."""
         recomputed = not torch.compiler.is_compiling() and in_backward()
         return self._last_mask if recomputed else self._mask
 
     def remember_mask(self) -> None:
-        """Note the mask at every real forward pass, for its recomputation."""
+        """Save the mask of a real forward pass for its recomputation."""
         self._last_mask = self._mask
 
     def clear(self) -> None:
-        """Forget everything but the mask in use."""
-        self._led.clear()
+        """Drop everything except the mask in use."""
+        self._inputs_by_leader.clear()
         self._reached.clear()
         self._by_id.clear()
         self._last_mask = self._mask

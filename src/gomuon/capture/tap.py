@@ -1,9 +1,9 @@
 """The tap: statistics as gradients of probe tensors.
 
-A tap passes a layer's output through an identity whose backward returns xᵀx, gᵀg and their row
-counts as *gradients of probe tensors*. Autograd then does the book-keeping: it adds up
-micro-batches and repeated calls, counts once under activation checkpointing, and visits only what
-the loss reaches.
+A tap is an identity function on a layer's output. Its backward pass returns xᵀx, gᵀg and their row
+counts as *gradients of probe tensors*. So autograd does the book-keeping. It adds up micro-batches
+and repeated calls, counts once under activation checkpointing, and visits only the layers that the
+loss depends on.
 """
 
 from collections.abc import Callable
@@ -17,15 +17,15 @@ from gomuon.parameters.rows import Rows, moment
 
 
 def leaf(dtype: torch.dtype, device: torch.device, *shape: int) -> Tensor:
-    """A probe: a leaf whose gradient autograd will fill.
+    """A probe: a leaf tensor whose gradient autograd will fill.
 
-    Expanded from one element, it has a moment's shape without its memory.
+    It is expanded from one element, so it has a moment's shape but needs no memory.
     """
     return torch.zeros((), dtype=dtype, device=device).expand(shape).requires_grad_()
 
 
 class Probe:
-    """Leaves for a moment, for its count and for its uses."""
+    """Leaf tensors for a moment, its count and its uses."""
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.total = leaf(dtype, device, *shape)
@@ -66,31 +66,31 @@ class Tap(torch.autograd.Function):
         gradients_count: Tensor | None,
         gradients_uses: Tensor | None,
     ) -> Tensor:
-        # x is the tensor the layer itself keeps: no extra memory. (Under autocast the layer keeps
-        # a rounded copy instead.)
+        # The layer itself also saves x, so this needs no extra memory. (Under autocast the layer
+        # saves a rounded copy instead.)
         traced = torch.compiler.is_compiling()
         ctx.save_for_backward(x, mask if traced else None)
-        # Not saved with x: checkpointing saves that again, perhaps under another mask. A copy,
-        # because the user may write to the mask.
+        # Not saved with x: activation checkpointing saves x again, perhaps under another mask. A
+        # copy, because the user may write to the mask.
         ctx.mask = None if mask is None or traced else mask.clone()
         ctx.rows, ctx.forms = rows, forms
         ctx.dtypes = tuple(
             None if probe is None else probe.dtype
             for probe in (inputs_total, inputs_count, gradients_total)
         )
-        # Not a view: in-place activations may write to it. Nothing else keeps y.
+        # Not a view: in-place activations may write to it. Nothing else keeps y alive.
         return y.clone()
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         inputs_dtype, count_dtype, gradients_dtype = ctx.dtypes
         if not torch.compiler.is_compiling() and _is_batched(g):
-            # A batch of gradients, as for a Jacobian: these never reach the weights.
+            # A batch of gradients, for example of a Jacobian. These never reach the weights.
             return g, *[None] * 9
         x, mask = ctx.saved_tensors
         mask = mask if ctx.mask is None else ctx.mask
         rows_g = ctx.rows.gradients(g.detach())
-        # Of the layers that read one tensor, the first one backward comes to forms its moment.
+        # The first layer that the backward pass reaches forms the moment of a shared input.
         forms = inputs_dtype is not None and (ctx.forms is None or ctx.forms())
         rows_x = ctx.rows.inputs(x.detach()) if forms else None
         if mask is None:

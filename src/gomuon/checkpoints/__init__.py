@@ -1,1 +1,1 @@
-"""Checkpoints: what is saved, what fits an optimizer, and how it comes back."""
+"""Checkpoints: what is saved, how a checkpoint is checked, and how it is loaded."""

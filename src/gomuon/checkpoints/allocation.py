@@ -1,9 +1,9 @@
-"""Allocating all state before any training, for torch.distributed.checkpoint.
+"""Allocates all state before any training, for torch.distributed.checkpoint.
 
-torch.distributed.checkpoint makes a new optimizer take a step with zero gradients and lr 0, and
-then expects its state to have the keys and shapes of one that has trained. So such a step runs
-once on identity moments to allocate all state, then zeroes it. The result is a *blank* state: no
-step is counted, and it is never trained on nor loaded.
+torch.distributed.checkpoint lets a new optimizer take a step with zero gradients and lr 0. It then
+expects a state with the keys and shapes of a trained one. So such a step runs once on identity
+moments to allocate all state, then zeroes the state. The result is a *blank* state: no step is
+counted, and it is neither trained on nor loaded.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,7 +21,7 @@ State = dict[Tensor, dict[str, Any]]
 
 
 def drop_blank(state: State) -> None:
-    """Drop states that were only allocated."""
+    """Drop states that were only allocated, not trained."""
     for parameter, entries in list(state.items()):
         if is_blank(entries):
             del state[parameter]
@@ -37,18 +37,18 @@ def allocate(
     """Run one step on identity moments to allocate all state, then zero it.
 
     Args:
-        step: the optimizer's.
-        groups: its parameter groups.
-        participants: who takes part, by group.
-        statistics: the identity moments of a group's parameter.
-        state: the optimizer's.
+        step: the optimizer's step.
+        groups: the optimizer's parameter groups.
+        participants: the layers and parameters to update, by group.
+        statistics: returns the identity moments of a parameter, given its group's index.
+        state: the optimizer's state.
     """
     recipe = step.recipe
     for index, (group, present) in enumerate(zip(groups, participants, strict=True)):
         group["step"] = 0
         for layer in present.layers:
             layer.statistics = statistics(index, layer.parameter)
-            layer.phase = 0.0  # all at once, staggered or not
+            layer.phase = 0.0  # refresh all layers now, even if they are staggered
         recipe.geometry.observe(present.layers, present.stacks, group)
         recipe.geometry.renew(present.layers, present.stacks, group)
         for stack, _, D in step.directions(present.stacks, group):

@@ -1,4 +1,4 @@
-"""Checks of the entries in a parameter's saved state: kind, shape and numbers."""
+"""Checks of the entries in a parameter's saved state: type, shape and values."""
 
 import math
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gomuon.errors import shown
+from gomuon.errors import describe_value
 from gomuon.functional.linalg import working_dtype
 from gomuon.parameters.sharding import local
 from gomuon.parameters.state import TOGETHER, Count, Cut, Entry, Memory, Side, Steps
@@ -17,13 +17,14 @@ LARGEST_COUNT = 2**63 - 1  # beyond it a power β^count cannot be computed
 
 
 def check_together(entries: Mapping[str, Any], table: Mapping[str, Entry], name: str) -> None:
-    """Raise a ValueError where one entry is there and another, which goes with it, is not."""
+    """Raise a ValueError if an entry is missing that another entry needs."""
     for together in TOGETHER:
         there = [key for key in together if key in entries]
         lacking = [key for key in together if key in table and key not in entries]
         if together[0] in table and there and lacking:
             raise ValueError(
-                f"the checkpoint lacks {lacking[0]} of {name!r}, which goes with {there[0]}"
+                f"the checkpoint lacks {lacking[0]} of {name!r}, which {there[0]} needs; load a "
+                "complete checkpoint"
             )
 
 
@@ -33,15 +34,15 @@ def is_count(value: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class Place:
-    """The parameter that an entry is checked for.
+class CheckedParameter:
+    """A parameter whose saved entries are checked.
 
     Attributes:
-        name: for messages.
-        parameter: itself.
-        cut: how it is cut.
-        step: how many steps its group has made.
-        finite: whether NaN and infinity are refused.
+        name: the parameter's name, for messages.
+        parameter: the parameter.
+        cut: how it is cut into matrices.
+        step: how many steps its group has taken.
+        finite: whether to reject NaN and infinity.
     """
 
     name: str
@@ -51,72 +52,73 @@ class Place:
     finite: bool
 
 
-def checked(key: str, value: Any, entry: Entry, place: Place) -> Any:
-    """The value as it is loaded.
+def checked_entry(key: str, value: Any, entry: Entry, target: CheckedParameter) -> Any:
+    """The value to load.
 
     Raises:
-        ValueError: it is not of the entry's kind, shape or range; the message says what it is.
+        ValueError: the type, shape or range is wrong. The message names the value.
     """
-    what = f"{key} of {place.name!r}"
+    what = f"{key} of {target.name!r}"
     if isinstance(entry, Count):
         if not is_count(value):
             raise ValueError(
-                f"{what} is {shown(value)} in the checkpoint; expected a whole number >= 0"
+                f"{what} is {describe_value(value)} in the checkpoint; expected a whole number >= 0"
             )
-        if entry.of_step and value > place.step:
+        if entry.of_step and value > target.step:
             raise ValueError(
-                f"{what} is {value} in the checkpoint, but its group has made {place.step} steps"
+                f"{what} is {value} in the checkpoint, but its group has taken {target.step} "
+                "steps; expected at most that number"
             )
         return value
     if isinstance(entry, Steps):
         return _steps(what, value)
     if not isinstance(value, Tensor):
-        raise ValueError(f"{what} is {shown(value)} in the checkpoint; expected a tensor")
+        raise ValueError(f"{what} is {describe_value(value)} in the checkpoint; expected a tensor")
     here = local(value)
     if here.layout != torch.strided or here.dtype not in _FLOATING:
         raise ValueError(
             f"{what} is {here.dtype}, {here.layout} in the checkpoint; expected a dense tensor of "
             f"one of {', '.join(map(str, _FLOATING))}"
         )
-    if here.is_meta and not place.parameter.is_meta:
-        raise ValueError(f"{what} is on the meta device in the checkpoint: it holds no numbers")
+    if here.is_meta and not target.parameter.is_meta:
+        raise ValueError(f"{what} is on the meta device in the checkpoint, so it has no values")
     if isinstance(entry, Memory):
-        _check_memory(what, value, entry, place)
+        _check_memory(what, value, entry, target)
     else:
-        _check_side(what, value, entry, place)
+        _check_side(what, value, entry, target)
     return value
 
 
-def check_numbers(key: str, value: Any, entry: Entry, place: Place) -> None:
-    """Raise a ValueError where a tensor of the right shape holds what no training would make."""
+def check_numbers(key: str, value: Any, entry: Entry, target: CheckedParameter) -> None:
+    """Raise a ValueError if a tensor holds values that training cannot produce."""
     if not isinstance(entry, (Memory, Side)) or local(value).is_meta:
         return
-    what = f"{key} of {place.name!r}"
+    what = f"{key} of {target.name!r}"
     here = local(value).detach()
-    # As the step will have it: what float64 holds may be infinite in float32.
-    here = here.to(working_dtype(place.parameter)) if here.dtype == torch.float64 else here
+    # In the step's precision: a finite float64 value may be infinite in float32.
+    here = here.to(working_dtype(target.parameter)) if here.dtype == torch.float64 else here
     if not here.isfinite().all():
-        if place.finite:
+        if target.finite:
             raise ValueError(
-                f"{what} holds NaN or infinity in the checkpoint; take an earlier one, or save and "
-                'load with nonfinite="allow"'
+                f"{what} holds NaN or infinity in the checkpoint; load an earlier checkpoint, or "
+                'save and load with nonfinite="allow"'
             )
         return
     low, high = _range(entry)
     if (here < low).any() or (here > high).any():
         raise ValueError(
-            f"{what} has numbers from {float(here.min()):g} to {float(here.max()):g} in the "
-            f"checkpoint; expected them from {low:g} to {high:g}"
+            f"{what} has values from {float(here.min()):g} to {float(here.max()):g} in the "
+            f"checkpoint; expected values from {low:g} to {high:g}"
         )
     if isinstance(entry, Side) and entry.numbers in ("semidefinite", "definite"):
-        reason = _not_a_factor(here, definite=entry.numbers == "definite")
+        reason = _factor_defect(here, definite=entry.numbers == "definite")
         if reason is not None:
             raise ValueError(
-                f"{what} is {reason} in the checkpoint, which no average of squares is"
+                f"{what} is {reason} in the checkpoint; expected an average of squares"
             )
 
 
-_ROUNDING = 4e-3  # of a state that somebody has kept in bfloat16 to save space
+_ROUNDING = 4e-3  # of a state that was stored in bfloat16 to save space
 _FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
@@ -129,7 +131,7 @@ def _range(entry: Memory | Side) -> tuple[float, float]:
 
 
 def _steps(what: str, value: Any) -> Tensor:
-    """On the host and in float32, where AdamW counts; older checkpoints have plain numbers."""
+    """AdamW's count as a float32 tensor on the CPU. Older checkpoints have a Python number."""
     number = value
     if isinstance(value, Tensor):
         here = local(value)
@@ -138,30 +140,31 @@ def _steps(what: str, value: Any) -> Tensor:
     is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
     if not is_number or not 0 <= number <= LARGEST_COUNT or number != int(number):
         raise ValueError(
-            f"{what} is {shown(value if number is None else number)} in the checkpoint; expected "
-            "one whole number >= 0"
+            f"{what} is {describe_value(value if number is None else number)} in the checkpoint; "
+            "expected one whole number >= 0"
         )
     return torch.tensor(float(number), dtype=torch.float32)
 
 
-def _check_memory(what: str, value: Tensor, entry: Memory, place: Place) -> None:
-    shape, own, cut = tuple(value.shape), tuple(place.parameter.shape), place.cut
+def _check_memory(what: str, value: Tensor, entry: Memory, target: CheckedParameter) -> None:
+    shape, own, cut = tuple(value.shape), tuple(target.parameter.shape), target.cut
     allowed = cut.memories if entry.cut else {own}
     unknown = entry.cut and cut.tiling is None and len(shape) == 3
     if shape not in allowed and not unknown:
         cuts = "" if own in allowed else f", cut into {sorted(allowed) or 'no matrix'}"
         raise ValueError(
-            f"{what} has shape {shape} in the checkpoint, the parameter has {own}{cuts}"
+            f"{what} has shape {shape} in the checkpoint, but the parameter has {own}{cuts}"
         )
 
 
-def _check_side(what: str, value: Tensor, entry: Side, place: Place) -> None:
-    shape, tiling = tuple(value.shape), place.cut.tiling
+def _check_side(what: str, value: Tensor, entry: Side, target: CheckedParameter) -> None:
+    shape, tiling = tuple(value.shape), target.cut.tiling
     possible = entry.is_possible(shape)
     if tiling is None:
         if not possible:
             raise ValueError(
-                f"{what} has shape {shape} in the checkpoint; expected [blocks, d, d] or the like"
+                f"{what} has shape {shape} in the checkpoint; expected a shape such as "
+                "[blocks, d, d]"
             )
         return
     allowed = entry.shapes(tiling)
@@ -171,8 +174,8 @@ def _check_side(what: str, value: Tensor, entry: Side, place: Place) -> None:
     found = max(shape[1:]) if possible else d
     if found != d:
         raise ValueError(
-            f"{what} is for matrices with a side of {found} in the checkpoint, here that side has "
-            f"{d}; was it saved with other specs, or with another block_size?"
+            f"{what} is for matrices with a side of {found} in the checkpoint, but here that side "
+            f"is {d}; load it with the specs and the block_size it was saved with"
         )
     raise ValueError(
         f"{what} has shape {shape} in the checkpoint; expected "
@@ -180,8 +183,8 @@ def _check_side(what: str, value: Tensor, entry: Side, place: Place) -> None:
     )
 
 
-def _not_a_factor(S: Tensor, *, definite: bool) -> str | None:
-    """Why matrices [b, d, d] cannot be averages of squares; None if they can be, rounded."""
+def _factor_defect(S: Tensor, *, definite: bool) -> str | None:
+    """Why matrices [b, d, d] cannot be averages of squares; None if they can (up to rounding)."""
     if not S.numel():
         return None
     S = S.cpu() if S.device.type == "mps" else S
@@ -194,8 +197,8 @@ def _not_a_factor(S: Tensor, *, definite: bool) -> str | None:
         return "singular"
     eye = torch.eye(S.shape[-1], device=S.device)
     trace = S.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
-    # A layer without gradients has a factor of zeros.
-    lifted = torch.where(largest > 0, (S + _ROUNDING * trace * eye).float(), eye)
-    if torch.linalg.cholesky_ex(lifted).info.any():
+    # A layer that had no gradients has a zero factor.
+    shifted = torch.where(largest > 0, (S + _ROUNDING * trace * eye).float(), eye)
+    if torch.linalg.cholesky_ex(shifted).info.any():
         return "not positive semidefinite"
     return None

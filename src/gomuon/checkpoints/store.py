@@ -1,4 +1,4 @@
-"""The store: what an optimizer saves, which checkpoints fit it, and the state that comes back."""
+"""The store: what an optimizer saves, which checkpoints fit, and how state is restored."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -6,18 +6,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gomuon.checkpoints.entries import Place, check_numbers, check_together, checked
+from gomuon.checkpoints.entries import (
+    CheckedParameter,
+    check_numbers,
+    check_together,
+    checked_entry,
+)
 from gomuon.checkpoints.groups import check_method, check_structure, fitted_group
-from gomuon.errors import shown
+from gomuon.errors import describe_value
 from gomuon.parameters.groups import parameter_name
 from gomuon.parameters.sharding import is_sharded
 from gomuon.parameters.state import EVERY_METHOD, Cut, Side, is_blank
 from gomuon.recipes.recipe import Recipe
 
 FORMAT = 1
-_SHARDED = ("exp_avg", "exp_avg_sq")  # sharded as their parameter is; all else is its owner's
+_SHARDED = ("exp_avg", "exp_avg_sq")  # sharded like the parameter; all else is on the owner
 Checkpoint = dict[str, Any]
-# From a format to the next one; a function may change the dict it is given, not what is in it.
+# From each format to the next. A function may change the dict it is given, but not its values.
 MIGRATIONS: dict[int, Callable[[Checkpoint], Checkpoint]] = {}
 
 Group = Mapping[str, Any]
@@ -32,28 +37,28 @@ class Store:
         self.entries = {**EVERY_METHOD, **recipe.geometry.entries}
 
     def saved(self, state_dict: dict[str, Any]) -> Checkpoint:
-        """What torch's `state_dict` returned, completed: a format's number, the method's name."""
+        """Torch's `state_dict` with the format number and the method's name added."""
         if state_dict["state"]:
-            # Biases that join their weights have no state of their own, nor have layers no loss has
-            # reached; torch.distributed.checkpoint takes their absence for a damaged checkpoint.
+            # Biases that join their weights have no state, nor do layers that never had a gradient.
+            # torch.distributed.checkpoint would take a missing state for a damaged checkpoint.
             for group in state_dict["param_groups"]:
                 for saved_id in group["params"]:
                     state_dict["state"].setdefault(saved_id, {})
         return {**state_dict, "format": FORMAT, "method": self.recipe.name}
 
     def fitted(self, groups: Sequence[Group], state_dict: Any, cut_of: CutOf) -> Checkpoint:
-        """The checkpoint as these groups can load it: today's format, their settings and order.
+        """The checkpoint ready to load: in the current format and in the order of `groups`.
 
-        Parameters are matched by name where both sides have names, else by position as torch does.
+        Parameters are matched by name if both sides have names, else by position as in torch.
         Everything is checked here, before anything is replaced.
 
         Args:
-            groups: the optimizer's.
-            state_dict: anything; it is not changed.
+            groups: the optimizer's parameter groups.
+            state_dict: any object; it is not changed.
             cut_of: how a parameter is cut into matrices in a group with given settings.
 
         Raises:
-            ValueError: it does not fit; the message names the first reason.
+            ValueError: the checkpoint does not fit; the message names the first reason.
         """
         checkpoint = migrated(state_dict)
         check_structure(checkpoint)
@@ -61,7 +66,7 @@ class Store:
         check_method(groups, checkpoint, self.recipe.name)
         if len(saved_groups) != len(groups):
             raise ValueError(
-                f"the checkpoint has {len(saved_groups)} parameter groups, the optimizer "
+                f"the checkpoint has {len(saved_groups)} parameter groups, the optimizer has "
                 f"{len(groups)}"
             )
         fitting = [
@@ -72,7 +77,7 @@ class Store:
         checkpoint["state"] = {
             saved_id: self._fitted_entries(
                 checkpoint["state"][saved_id],
-                Place(
+                CheckedParameter(
                     name,
                     parameter,
                     cut_of(parameter, group),
@@ -85,29 +90,29 @@ class Store:
         }
         return checkpoint
 
-    def _fitted_entries(self, saved: Mapping[Any, Any], place: Place) -> dict[str, Any]:
-        """A parameter's state as it is loaded.
+    def _fitted_entries(self, saved: Mapping[Any, Any], target: CheckedParameter) -> dict[str, Any]:
+        """A parameter's checked state.
 
         Raises:
-            ValueError: an entry is missing, unknown, of another kind or shape, or out of range.
+            ValueError: an entry is missing, unknown, of a wrong type or shape, or out of range.
         """
         table = self.entries
         entries = {}
-        # Memories first: a wrong one means another parameter, a wrong side means another cut.
+        # Memories first: a wrong memory means another parameter, a wrong side only another cut.
         for key in sorted(saved, key=lambda key: isinstance(table.get(key), Side)):
             value = saved[key]
             if isinstance(value, Mapping) and not value:
-                continue  # torch's placeholder for what a flat checkpoint lacks
+                continue  # torch's placeholder for an entry that a flat checkpoint lacks
             if key not in table:
                 raise ValueError(
-                    f"the checkpoint has {shown(key)} in the state of {place.name!r}, which "
-                    f"{self.recipe.name} does not keep"
+                    f"the checkpoint has {describe_value(key)} in the state of {target.name!r}, "
+                    f"which {self.recipe.name} does not have"
                 )
-            entries[key] = checked(key, value, table[key], place)
-        if not is_blank(entries):  # a blank state is all zero, and never loaded
-            check_together(entries, table, place.name)
+            entries[key] = checked_entry(key, value, table[key], target)
+        if not is_blank(entries):  # a blank state is all zeros and is not loaded
+            check_together(entries, table, target.name)
             for key in entries:
-                check_numbers(key, entries[key], table[key], place)
+                check_numbers(key, entries[key], table[key], target)
         return entries
 
     def restored(
@@ -115,20 +120,20 @@ class Store:
     ) -> dict[Tensor, dict[str, Any]]:
         """The state of a fitted checkpoint, on each parameter's device and in its saved dtypes.
 
-        torch's own loading rounds float32 state of bfloat16 parameters to bfloat16. Geometry that
-        was one tensor when saved (a map shared by q, k and v) is one again.
+        torch itself would round float32 state of bfloat16 parameters to bfloat16. A tensor that was
+        shared when saved (such as a map of q, k and v) is shared again.
         """
         copies: dict[tuple[int, torch.device], Tensor] = {}
 
         def restore(key: str, value: Any, parameter: Tensor) -> Any:
-            if not isinstance(value, Tensor) or key == "step":  # torch's AdamW counts on the host
+            if not isinstance(value, Tensor) or key == "step":  # torch's AdamW counts on the CPU
                 return value
-            if not isinstance(self.entries.get(key), Side):  # written to in place: a copy each
+            if not isinstance(self.entries.get(key), Side):  # written in place: one copy each
                 copy = value.detach().to(parameter.device, copy=True)
                 if key in _SHARDED and is_sharded(parameter) and not is_sharded(value):
-                    from gomuon.distributed.shards import placed
+                    from gomuon.distributed.shards import sharded_like
 
-                    return placed(copy, parameter)
+                    return sharded_like(copy, parameter)
                 return copy
             where = (id(value), parameter.device)
             if where not in copies:
@@ -143,21 +148,23 @@ class Store:
         }
 
 
-def mapping(state_dict: Any) -> Checkpoint:
-    """A shallow copy of a checkpoint; raises a ValueError if it cannot be one."""
+def shallow_copy(state_dict: Any) -> Checkpoint:
+    """A shallow copy of a checkpoint; raises a ValueError if it is not a dict."""
     if not isinstance(state_dict, Mapping):
-        raise ValueError(f"a checkpoint is what state_dict() returns, got {shown(state_dict)}")
+        raise ValueError(
+            f"a checkpoint is what state_dict() returns, got {describe_value(state_dict)}"
+        )
     return dict(state_dict)
 
 
 def migrated(state_dict: Any) -> Checkpoint:
-    """A shallow copy in today's format; a checkpoint without a number has format 1."""
-    checkpoint = mapping(state_dict)
+    """A shallow copy in the current format. A checkpoint without a format number has format 1."""
+    checkpoint = shallow_copy(state_dict)
     version = checkpoint.get("format", 1)
     if not isinstance(version, int) or isinstance(version, bool) or not 1 <= version <= FORMAT:
         raise ValueError(
-            f"this checkpoint has format {shown(version)}; this gomuon reads formats 1 to "
-            f"{FORMAT}: install a newer one"
+            f"this checkpoint has format {describe_value(version)}; this version of gomuon reads "
+            f"formats 1 to {FORMAT}: install a newer version"
         )
     for old in range(version, FORMAT):
         checkpoint = MIGRATIONS[old](checkpoint)

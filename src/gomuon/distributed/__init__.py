@@ -1,1 +1,1 @@
-"""Several ranks, one optimizer: who computes what, what is sent, and what all ranks agree on."""
+"""Several ranks: which rank computes which matrix, what is sent, and what ranks compare."""

@@ -1,8 +1,9 @@
-"""Who computes which matrices when there are several ranks; plain numbers, no torch.
+"""Chooses the rank that computes each matrix. Works on plain numbers, without torch.
 
-Layers that read one input share its factor A and its root, so they should have one owner: no map
-ever has to travel. Who shares is known only once a forward pass has run, but owners hold the state
-and must be known before a checkpoint is loaded. So a *unit* is told by name and shape.
+Layers that read the same input share its factor A and the root of A, so they should have one owner:
+then no map has to be sent. Which layers share an input is known only after a forward pass. But
+owners hold the state and must be known before a checkpoint is loaded. So *units* (layers with one
+owner) are formed by name and shape.
 """
 
 import heapq
@@ -12,13 +13,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Unit:
-    """Layers with one owner, in numbers.
+    """Layers with one owner.
 
     Attributes:
-        names: the layers.
-        tensors: (rows, elements in a row) of every parameter in it, as shards cut them.
-        moments: elements of every captured sum that goes to the owner.
-        cost: what the owner's work is weighed by.
+        names: the names of the layers.
+        tensors: (rows, elements per row) of every parameter. Shards divide the rows.
+        moments: number of elements of every captured sum that is sent to the owner.
+        cost: the owner's work, used to balance the ranks.
     """
 
     names: tuple[str, ...]
@@ -28,10 +29,11 @@ class Unit:
 
 
 def siblings(names: Sequence[str], inputs: Sequence[int]) -> list[list[int]]:
-    """Positions of the parameters that form a unit, in order of first appearance.
+    """The positions of the parameters of each unit, in order of first appearance.
 
-    Modules of one parent with equally many inputs go together: q, k, v (and o) of an attention,
-    gate and up of an MLP. Members of a list (`blocks.3`) and modules at the top stand alone.
+    Modules with the same parent and the same number of inputs form a unit: q, k, v (and o) of an
+    attention, gate and up of an MLP. A member of a list (`blocks.3`) or a top-level module is a
+    unit by itself.
     """
     units: dict[Hashable, list[int]] = {}
     for index, (name, n) in enumerate(zip(names, inputs, strict=True)):
@@ -48,12 +50,12 @@ def matrix_cost(
     refresh_every: int | None,
     sides: tuple[bool, bool] = (True, True),
 ) -> float:
-    """What a matrix weighs when owners are chosen: its polar factor, and its roots every K steps.
+    """The cost of a matrix when owners are chosen: its polar factor, and its roots every K steps.
 
-    Roughly its FLOPs; only the proportions matter. `sides` says which of (left, right) have maps.
+    Approximately its FLOPs; only ratios matter. `sides` says which of (left, right) have maps.
     """
     small, large = min(m, n), max(m, n)
-    # About the rounds of "polar-express"; an SVD has fewer operations, but slower ones.
+    # About as many rounds as "polar-express". An SVD has fewer operations, but slower ones.
     step = 16 * (4 * large * small**2 + 2 * small**3)
     if refresh_every is None:
         return float(blocks * step)
@@ -63,13 +65,13 @@ def matrix_cost(
 
 
 def assign(costs: Sequence[float], ranks: int) -> list[int]:
-    """An owner for every cost: the largest first, each to the rank with the least so far.
+    """An owner for every cost: the largest cost first, each to the rank with the smallest load.
 
-    Graham's longest-processing-time rule, at most 4/3 of the best possible. Equal costs go in
-    their order and equal ranks by number, so every rank finds the same owners for itself.
+    Graham's longest-processing-time rule: the largest load is at most 4/3 of the optimum. Ties are
+    broken by position and by rank number, so every rank computes the same owners.
 
     Raises:
-        ValueError: there is no rank, or a cost is negative or not a number.
+        ValueError: `ranks` is below 1, or a cost is negative or NaN.
     """
     if ranks < 1:
         raise ValueError(f"ranks must be at least 1, got {ranks}")
@@ -77,12 +79,12 @@ def assign(costs: Sequence[float], ranks: int) -> list[int]:
         if not cost >= 0:
             raise ValueError(f"a cost must be a number >= 0, got {cost!r}")
     owners = [0] * len(costs)
-    # The number of units breaks ties before the rank does, so that units without cost spread too.
-    waiting = [(0.0, 0, rank) for rank in range(ranks)]
+    # The number of units breaks ties before the rank does, so units without cost are spread too.
+    queue = [(0.0, 0, rank) for rank in range(ranks)]
     for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
-        load, held, rank = heapq.heappop(waiting)
+        load, units, rank = heapq.heappop(queue)
         owners[index] = rank
-        heapq.heappush(waiting, (load + costs[index], held + 1, rank))
+        heapq.heappush(queue, (load + costs[index], units + 1, rank))
     return owners
 
 
@@ -97,8 +99,8 @@ def owners_of(
 ) -> list[int]:
     """An owner for every matrix of a group, given by name and (blocks, rows, columns).
 
-    `together` keeps siblings together, for methods whose layers share something; `sides` says which
-    sides have maps.
+    `together` gives siblings one owner, for methods whose layers share factors or weights. `sides`
+    says which of (left, right) have maps.
     """
     alone = [[index] for index in range(len(names))]
     units = siblings(names, [n for _, _, n in shapes]) if together else alone
@@ -110,15 +112,15 @@ def owners_of(
     return owners
 
 
-def loads(costs: Sequence[float], owners: Sequence[int], ranks: int) -> list[float]:
-    """What every rank carries."""
+def load_per_rank(costs: Sequence[float], owners: Sequence[int], ranks: int) -> list[float]:
+    """The total cost of each rank's units."""
     totals = [0.0] * ranks
     for cost, owner in zip(costs, owners, strict=True):
         totals[owner] += cost
     return totals
 
 
-def imbalance(carried: Sequence[float]) -> float:
-    """Largest over mean, which the busiest rank makes the others wait; 1 where nothing is done."""
-    mean = sum(carried) / len(carried)
-    return max(carried) / mean if mean else 1.0
+def imbalance(loads: Sequence[float]) -> float:
+    """Largest load divided by the mean load; 1 if there is no load."""
+    mean = sum(loads) / len(loads)
+    return max(loads) / mean if mean else 1.0

@@ -1,4 +1,4 @@
-"""Tensors between ranks, as bytes: one message for each pair of ranks."""
+"""Sends tensors between ranks as bytes: one message for each pair of ranks."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -10,14 +10,14 @@ from torch import Tensor
 from gomuon.errors import RankError
 
 
-class Swap:
-    """An exchange of tensors between all ranks that has been started.
+class Exchange:
+    """A running exchange of tensors between all ranks.
 
     Args:
         group: the process group.
-        device: where messages are made.
-        outgoing: the tensors for each rank.
-        incoming: the number of bytes that come from each rank.
+        device: the device of the message buffers.
+        outgoing: the tensors to send to each rank.
+        incoming: the number of bytes to receive from each rank.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Swap:
             )
 
     def wait(self) -> list["Inbox"]:
-        """What has arrived, by rank."""
+        """Wait until the exchange has ended; returns the received bytes, by rank."""
         with explained_failure():
             self._work.wait()
         return [Inbox(part) for part in self._buffer.split(self._sizes)]
 
 
 class Inbox:
-    """The bytes from one rank, read in the order they were written."""
+    """The bytes received from one rank. Read them in the order in which they were sent."""
 
     def __init__(self, buffer: Tensor) -> None:
         self._buffer = buffer
@@ -57,12 +57,12 @@ class Inbox:
         size = size_of(shape, dtype)
         part = self._buffer[self._read : self._read + size]
         self._read += size
-        # A copy, because a tensor of wider elements may not begin at any byte.
+        # A copy, because the data must be aligned for its dtype.
         return part.clone().view(dtype).view(tuple(shape))
 
 
 def size_of(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """Bytes of a dense tensor."""
+    """The number of bytes of a dense tensor."""
     return torch.Size(shape).numel() * dtype.itemsize
 
 
@@ -72,12 +72,12 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def explained_failure() -> Iterator[None]:
-    """Turn a backend's failure into one that says what it means for the optimizer."""
+    """Turn an error of the backend into a RankError that says what to do."""
     try:
         yield
     except (RuntimeError, ValueError) as failure:
         raise RankError(
             "a message between ranks failed in the optimizer's step: a rank has died, or did not "
-            "arrive within the process group's time-out. The step is incomplete; go on from the "
+            "arrive within the process group's time-out. The step is incomplete; continue from the "
             f"last checkpoint. The backend says: {failure}"
         ) from failure

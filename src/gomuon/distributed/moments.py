@@ -1,6 +1,6 @@
-"""Captured sums over all ranks: to each matrix's owner, or to every rank.
+"""Adds up captured sums over all ranks and sends them to each matrix's owner, or to every rank.
 
-All ranks plan the same slots in the same order. A rank that saw nothing of a layer adds zeros.
+All ranks make the same slots in the same order. A rank with no data for a layer adds zeros.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,15 +19,15 @@ SIDES = ("inputs", "gradients")
 
 @dataclass(frozen=True)
 class Slot:
-    """One sum that is sent.
+    """One sum to send.
 
     Attributes:
-        parameters: the layers it is for; several if they read the same inputs.
+        parameters: the parameters that use the sum; several if they read the same inputs.
         side: "inputs" or "gradients".
-        owner: the rank that gets it; None if all do.
+        owner: the rank that receives it; None if all ranks do.
         shape: the moment's shape.
         dtype: the moment's dtype.
-        mine: this rank's part; None if it saw nothing.
+        local_part: this rank's part; None if it has no data.
     """
 
     parameters: list[Tensor]
@@ -35,7 +35,7 @@ class Slot:
     owner: int | None
     shape: Shape
     dtype: torch.dtype
-    mine: Moment | None
+    local_part: Moment | None
 
 
 def slots_of(
@@ -45,20 +45,20 @@ def slots_of(
     *,
     inputs_agree: bool,
 ) -> list[Slot]:
-    """What is sent, in the order of `owners`.
+    """The sums to send, in the order of `owners`.
 
-    `inputs_agree` says that all ranks agree on which layers read the same inputs. Such layers'
-    inputs are then sent once to each owner; otherwise every layer's are sent.
+    `inputs_agree` says that all ranks agree on which layers read the same inputs. Then a shared
+    input is sent once to each owner; otherwise the input of every layer is sent.
     """
     slots: list[Slot] = []
     leaders: dict[tuple[int, int | None], int] = {}
     for parameter, owner in owners.items():
-        mine = seen.get(parameter, Statistics(None, None))
+        local_part = seen.get(parameter, Statistics(None, None))
         shapes = wanted.get(parameter, (None, None))
         for side, shape in zip(SIDES, shapes, strict=True):
             if shape is None:
                 continue
-            moment: Moment | None = getattr(mine, side)
+            moment: Moment | None = getattr(local_part, side)
             if side == "inputs" and inputs_agree and moment is not None:
                 leader = leaders.setdefault((id(moment), owner), len(slots))
                 if leader < len(slots):
@@ -69,7 +69,7 @@ def slots_of(
 
 
 def sum_to_owners(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
-    """Each slot's sum on its owner, None elsewhere and where no rank saw anything."""
+    """Each slot's sum on its owner; None on other ranks, and if no rank has data."""
     outgoing: list[list[Tensor]] = [[] for _ in range(ranks.size)]
     incoming = [0] * ranks.size
     for slot in slots:
@@ -79,7 +79,7 @@ def sum_to_owners(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
         if slot.owner == ranks.rank:
             each = size_of(slot.shape, slot.dtype) + size_of((2,), torch.float64)
             incoming = [bytes_so_far + each for bytes_so_far in incoming]
-    inboxes = ranks.swap(outgoing, incoming).wait()
+    inboxes = ranks.start_exchange(outgoing, incoming).wait()
     sums: list[Moment | None] = []
     for slot in slots:
         if slot.owner != ranks.rank:
@@ -89,14 +89,14 @@ def sum_to_owners(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
             (inbox.take(slot.shape, slot.dtype), inbox.take((2,), torch.float64))
             for inbox in inboxes
         ]
-        # In the order of the ranks, so that the sum does not depend on which arrives first.
+        # Added in the order of the ranks, so the sum does not depend on the order of arrival.
         counts = torch.stack([counts for _, counts in parts]).sum(0)
         sums.append(_moment(torch.stack([total for total, _ in parts]).sum(0), counts))
     return sums
 
 
 def sum_everywhere(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
-    """Each slot's sum on every rank, None where no rank saw anything."""
+    """Each slot's sum on every rank; None if no rank has data."""
     if not slots:
         return []
     parts = [_parts(slot, ranks.device) for slot in slots]
@@ -105,10 +105,10 @@ def sum_everywhere(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
     for dtype in dict.fromkeys(slot.dtype for slot in slots):
         places = [place for place, slot in enumerate(slots) if slot.dtype == dtype]
         flat = torch.cat([parts[place][0].flatten() for place in places])
-        ranks.add_up(flat)
+        ranks.sum_in_place(flat)
         pieces = flat.split([parts[place][0].numel() for place in places])
         totals.update(zip(places, pieces, strict=True))
-    ranks.add_up(counts)
+    ranks.sum_in_place(counts)
     return [
         _moment(totals[place].view(slot.shape), counts[place]) for place, slot in enumerate(slots)
     ]
@@ -124,11 +124,13 @@ def statistics_of(slots: Sequence[Slot], sums: Sequence[Moment | None]) -> dict[
 
 
 def _parts(slot: Slot, device: torch.device) -> tuple[Tensor, Tensor]:
-    """What this rank adds: the total, and its two counts."""
-    if slot.mine is None:
+    """This rank's part: the total, and its two counts."""
+    if slot.local_part is None:
         zeros = torch.zeros(slot.shape, dtype=slot.dtype, device=device)
         return zeros, torch.zeros(2, dtype=torch.float64, device=device)
-    return slot.mine.total.to(slot.dtype), torch.stack([slot.mine.count, slot.mine.uses])
+    return slot.local_part.total.to(slot.dtype), torch.stack(
+        [slot.local_part.count, slot.local_part.uses]
+    )
 
 
 def _moment(total: Tensor, counts: Tensor) -> Moment | None:

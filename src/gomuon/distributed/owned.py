@@ -1,4 +1,7 @@
-"""A matrix with an owner: whole gradients arrive there, and whole steps leave from there."""
+"""A matrix with an owner, and its layer on the owner.
+
+The owner receives whole gradients and sends whole steps.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,20 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gomuon.distributed.shards import Holding
+from gomuon.distributed.shards import RowRanges
 from gomuon.parameters.sharding import is_sharded
 from gomuon.parameters.stacks import Layer
 
 
 @dataclass(eq=False)
-class Matrix:
-    """A matrix parameter (and the bias that joins it), seen by all ranks."""
+class OwnedMatrix:
+    """A matrix parameter and the bias that joins it. Every rank has this object."""
 
     name: str
     tensors: tuple[Tensor, ...]
-    state: dict[str, Any]  # of this rank
+    state: dict[str, Any]  # on this rank
     owner: int
-    holdings: tuple[Holding, ...]
+    row_ranges: tuple[RowRanges, ...]
     layer: "OwnedLayer | None" = None  # on its owner only
 
     @property
@@ -30,7 +33,7 @@ class Matrix:
 
 @dataclass(eq=False)
 class OwnedLayer(Layer):
-    """A layer on its owner: whole gradients come in, whole steps go out."""
+    """A layer on its owner. Its steps are sent to all ranks before weights move."""
 
     whole_gradients: Sequence[Tensor] = ()
     whole_weights: Sequence[Tensor] = ()
@@ -43,19 +46,19 @@ class OwnedLayer(Layer):
 
     @property
     def whole_weight(self) -> Tensor:
-        if not self.whole_weights and is_sharded(self.parameter):  # state is allocated
+        if not self.whole_weights and is_sharded(self.parameter):  # when state is allocated
             shape, device = self.parameter.shape, self.parameter.device
             return torch.zeros(shape, dtype=self.parameter.dtype, device=device)
         return self.whole_weights[0] if self.whole_weights else self.parameter
 
     @property
     def gradients(self) -> Tensor:
-        if not self.whole_gradients:  # state is allocated
-            return torch.zeros_like(self.recall(""))
+        if not self.whole_gradients:  # when state is allocated
+            return torch.zeros_like(self.memory_or_zeros(""))
         return self._joined(self.whole_gradients)
 
     def move(self, factor: float | Tensor, step: Tensor) -> None:
-        """Keep the step; the weights move once every rank has its rows of it."""
+        """Save the step. The weights move when every rank has received its rows of the step."""
         whole = self._whole(step)
         bias = [whole[:, -1]] if self.spec.bias is not None else []
         whole = whole[:, :-1] if self.spec.bias is not None else whole
@@ -63,7 +66,7 @@ class OwnedLayer(Layer):
         self.factor, self.steps = factor, [whole.reshape(self.parameter.shape), *bias]
 
     def message(self, index: int, rows: tuple[int, int]) -> list[Tensor]:
-        """Those rows of the step of the weight (0) or the bias (1), and the factor of the old."""
+        """The factor on the old weights, and these rows of the step of weight (0) or bias (1)."""
         tensor = (self.parameter, *self._bias)[index]
         begin, end = rows
         if not self.steps:  # only observed, not moved
@@ -74,7 +77,7 @@ class OwnedLayer(Layer):
         return [torch.as_tensor(self.factor, dtype=torch.float64, device=step.device), step]
 
     def forget(self) -> None:
-        """Drop what belongs to one step."""
+        """Drop the gradients, weights and steps of one step."""
         self.whole_gradients = self.whole_weights = self.steps = ()
         self.factor = 1.0
 

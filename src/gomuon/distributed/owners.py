@@ -2,9 +2,9 @@
 
     gradients   shards → the owner          every step, under FSDP2
     moments     every rank → the owner      on refresh steps
-    steps       the owner → every rank      every step: W ← factor·W − step where the rows are
+    steps       the owner → every rank      every step: W ← factor·W − step, each rank its rows
 
-All ranks send the same messages in the same order; the lab's `costs/traffic.py` counts their bytes.
+All ranks send the same messages in the same order. The lab's `costs/traffic.py` counts the bytes.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from gomuon.distributed.agreement import Agreement
 from gomuon.distributed.assignment import owners_of
-from gomuon.distributed.messages import Inbox, Swap, size_of
+from gomuon.distributed.messages import Exchange, Inbox, size_of
 from gomuon.distributed.moments import slots_of, statistics_of, sum_to_owners
-from gomuon.distributed.owned import Matrix, OwnedLayer
-from gomuon.distributed.ranks import UNTOUCHED, Ranks
-from gomuon.distributed.replicated import any_rank, working_together
-from gomuon.distributed.shards import Holding, holding
+from gomuon.distributed.owned import OwnedLayer, OwnedMatrix
+from gomuon.distributed.ranks import NOTHING_CHANGED, Ranks
+from gomuon.distributed.replicated import any_rank, fail_together
+from gomuon.distributed.shards import RowRanges, find_row_ranges
 from gomuon.distributed.state import consolidated
-from gomuon.distributed.team import Captured, ChooseOwners, Group, Look
+from gomuon.distributed.team import Captured, ChooseOwners, Group, LocalCheck
 from gomuon.functional.linalg import working_dtype
 from gomuon.geometry.base import Geometry
 from gomuon.moments import MomentShapes, Shape, Statistics
@@ -31,11 +31,11 @@ from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.layout import Layout, MatrixParameter
 from gomuon.parameters.sharding import local, local_gradient
 from gomuon.parameters.stacks import Layer, Participants
-from gomuon.parameters.state import COUNT, keep_count
+from gomuon.parameters.state import COUNT, keep_only_count
 
 
 class Owners:
-    """Ranks among which every matrix has one owner."""
+    """A team of ranks in which every matrix has one owner."""
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
@@ -43,24 +43,24 @@ class Owners:
         self.rank = ranks.rank
         self.agreement = Agreement(ranks)
         self._owners: Mapping[Tensor, int] = {}
-        self._holdings: dict[Tensor, Holding] = {}
-        self._sent: list[tuple[Sequence[Matrix], Swap]] = []
+        self._row_ranges: dict[Tensor, RowRanges] = {}
+        self._sent: list[tuple[Sequence[OwnedMatrix], Exchange]] = []
 
     def agree(
-        self, look: Look, method: str, groups: Sequence[Group]
+        self, check: LocalCheck, method: str, groups: Sequence[Group]
     ) -> tuple[str | None, Captured]:
-        return self.agreement.reach(look, method, groups)
+        return self.agreement.before_step(check, method, groups)
 
     def compare_again(self) -> None:
         self.agreement.compared = False
 
     def layers(
         self, matrices: Sequence[MatrixParameter], choose: ChooseOwners
-    ) -> tuple[list[Layer], Sequence[Matrix]]:
+    ) -> tuple[list[Layer], Sequence[OwnedMatrix]]:
         layers: list[Layer] = []
         owned = []
         for given in matrices:
-            if given.parameter not in self._owners:  # at first, and for a group added later
+            if given.parameter not in self._owners:  # at the first step, and for an added group
                 self._owners = choose(self.size)
             matrix = self._matrix(given)
             owned.append(matrix)
@@ -70,22 +70,22 @@ class Owners:
                 )
                 layers.append(matrix.layer)
             else:
-                keep_count(given.state)
+                keep_only_count(given.state)
         return layers, owned
 
-    def _matrix(self, given: MatrixParameter) -> Matrix:
+    def _matrix(self, given: MatrixParameter) -> OwnedMatrix:
         bias = given.spec.bias
         tensors = (given.parameter,) if bias is None else (given.parameter, bias)
         for tensor in tensors:
-            if tensor not in self._holdings:
-                self._holdings[tensor] = holding(tensor, self.ranks)
-        holdings = tuple(self._holdings[tensor] for tensor in tensors)
+            if tensor not in self._row_ranges:
+                self._row_ranges[tensor] = find_row_ranges(tensor, self.ranks)
+        row_ranges = tuple(self._row_ranges[tensor] for tensor in tensors)
         owner = self._owners[given.parameter]
-        return Matrix(given.name, tensors, given.state, owner, holdings)
+        return OwnedMatrix(given.name, tensors, given.state, owner, row_ranges)
 
     # ---- to the owner ----------------------------------------------------------------------------
 
-    def gather(self, matrices: Sequence[Matrix], *, weights: bool) -> Callable[[], None]:
+    def gather(self, matrices: Sequence[OwnedMatrix], *, weights: bool) -> Callable[[], None]:
         if not matrices:
             return lambda: None
         gradients = self._gathered(matrices, [[_gradient(t) for t in m.tensors] for m in matrices])
@@ -107,44 +107,47 @@ class Owners:
         return arrived
 
     def _gathered(
-        self, matrices: Sequence[Matrix], mine: Sequence[Sequence[Tensor]]
+        self, matrices: Sequence[OwnedMatrix], local_tensors: Sequence[Sequence[Tensor]]
     ) -> Callable[[], list[list[Tensor]]]:
-        """Start making tensors whole on their owners, from the ranks of the owner's replica."""
-        me = self.rank
-        if not any(h.sharded for matrix in matrices for h in matrix.holdings):
-            return lambda: [list(tensors) for tensors in mine]
+        """Start collecting whole tensors on their owners, from the ranks of the owner's replica."""
+        own_rank = self.rank
+        if not any(h.sharded for matrix in matrices for h in matrix.row_ranges):
+            return lambda: [list(tensors) for tensors in local_tensors]
         outgoing: list[list[Tensor]] = [[] for _ in range(self.size)]
         incoming = [0] * self.size
-        for matrix, tensors in zip(matrices, mine, strict=True):
-            for tensor, held in zip(tensors, matrix.holdings, strict=True):
-                if held.replicas[me] == held.replicas[matrix.owner]:
+        for matrix, tensors in zip(matrices, local_tensors, strict=True):
+            for tensor, ranges in zip(tensors, matrix.row_ranges, strict=True):
+                if ranges.replicas[own_rank] == ranges.replicas[matrix.owner]:
                     outgoing[matrix.owner].append(tensor)
-                if matrix.owner == me:
-                    for rank in _replica(held, me):
-                        incoming[rank] += size_of(_rows(tensor, held, rank), tensor.dtype)
-        swap = self.ranks.swap(outgoing, incoming)
+                if matrix.owner == own_rank:
+                    for rank in _replica(ranges, own_rank):
+                        incoming[rank] += size_of(_rows(tensor, ranges, rank), tensor.dtype)
+        exchange = self.ranks.start_exchange(outgoing, incoming)
 
-        def joined(tensor: Tensor, held: Holding, inboxes: Sequence[Inbox]) -> Tensor:
+        def joined(tensor: Tensor, ranges: RowRanges, inboxes: Sequence[Inbox]) -> Tensor:
             parts = [
-                inboxes[rank].take(_rows(tensor, held, rank), tensor.dtype)
-                for rank in _replica(held, me)
+                inboxes[rank].take(_rows(tensor, ranges, rank), tensor.dtype)
+                for rank in _replica(ranges, own_rank)
             ]
             return torch.cat(parts)
 
         def arrived() -> list[list[Tensor]]:
-            inboxes = swap.wait()
+            inboxes = exchange.wait()
             return [
-                [joined(t, held, inboxes) for t, held in zip(own, matrix.holdings, strict=True)]
-                if matrix.owner == me
+                [
+                    joined(t, ranges, inboxes)
+                    for t, ranges in zip(own, matrix.row_ranges, strict=True)
+                ]
+                if matrix.owner == own_rank
                 else []
-                for matrix, own in zip(matrices, mine, strict=True)
+                for matrix, own in zip(matrices, local_tensors, strict=True)
             ]
 
         return arrived
 
     def sum_statistics(
         self,
-        matrices: Sequence[Matrix],
+        matrices: Sequence[OwnedMatrix],
         seen: Mapping[Tensor, Statistics],
         wanted: Mapping[Tensor, MomentShapes],
     ) -> Mapping[Tensor, Statistics]:
@@ -152,21 +155,21 @@ class Owners:
         slots = slots_of(owners, seen, wanted, inputs_agree=self.agreement.inputs_agree)
         return statistics_of(slots, sum_to_owners(slots, self.ranks))
 
-    # ---- the work, and its end -------------------------------------------------------------------
+    # ---- the work on a group ---------------------------------------------------------------------
 
     @contextmanager
-    def together(self, participants: Participants) -> Iterator[None]:
-        with working_together(self.ranks, participants.layers, left=UNTOUCHED):
+    def fail_together(self, participants: Participants) -> Iterator[None]:
+        with fail_together(self.ranks, participants.layers, consequence=NOTHING_CHANGED):
             yield
         for matrix in participants.matrices:
-            if matrix.layer is None:  # the owner counts its own
+            if matrix.layer is None:  # the owner counts its own updates
                 matrix.state[COUNT] = matrix.state.get(COUNT, 0) + 1
 
     def local(self, tensor: Tensor) -> Tensor:
         return local(tensor)
 
     def total(self, value: Tensor) -> Tensor:
-        self.ranks.agree()
+        self.ranks.exchange_status()
         return self.ranks.total(value)
 
     def any(self, here: bool) -> bool:
@@ -177,38 +180,38 @@ class Owners:
 
     # ---- from the owner --------------------------------------------------------------------------
 
-    def send(self, matrices: Sequence[Matrix]) -> None:
+    def send(self, matrices: Sequence[OwnedMatrix]) -> None:
         if not matrices:
             return
         outgoing: list[list[Tensor]] = [[] for _ in range(self.size)]
         incoming = [0] * self.size
         for matrix in matrices:
-            for index, (tensor, held) in enumerate(
-                zip(matrix.tensors, matrix.holdings, strict=True)
+            for index, (tensor, ranges) in enumerate(
+                zip(matrix.tensors, matrix.row_ranges, strict=True)
             ):
-                shape = _rows(tensor, held, self.rank)
+                shape = _rows(tensor, ranges, self.rank)
                 incoming[matrix.owner] += size_of(shape, working_dtype(tensor))
                 incoming[matrix.owner] += size_of((), torch.float64)
                 if matrix.layer is not None:
                     for rank in range(self.size):
-                        outgoing[rank] += matrix.layer.message(index, held.rows[rank])
-        self._sent.append((matrices, self.ranks.swap(outgoing, incoming)))
+                        outgoing[rank] += matrix.layer.message(index, ranges.rows[rank])
+        self._sent.append((matrices, self.ranks.start_exchange(outgoing, incoming)))
 
     def finish(self) -> None:
-        for matrices, swap in self._sent:
-            self._apply(matrices, swap)
+        for matrices, exchange in self._sent:
+            self._apply(matrices, exchange)
         self._sent.clear()
 
-    def _apply(self, matrices: Sequence[Matrix], swap: Swap) -> None:
+    def _apply(self, matrices: Sequence[OwnedMatrix], exchange: Exchange) -> None:
         """W ← factor·W − step, each rank its own rows."""
-        inboxes = swap.wait()
+        inboxes = exchange.wait()
         for matrix in matrices:
-            for tensor, held in zip(matrix.tensors, matrix.holdings, strict=True):
+            for tensor, ranges in zip(matrix.tensors, matrix.row_ranges, strict=True):
                 dtype = working_dtype(tensor)
                 factor = inboxes[matrix.owner].take((), torch.float64)
-                step = inboxes[matrix.owner].take(_rows(tensor, held, self.rank), dtype)
+                step = inboxes[matrix.owner].take(_rows(tensor, ranges, self.rank), dtype)
                 rows = local(tensor)
-                if tensor.grad is not None:  # a frozen bias stays
+                if tensor.grad is not None:  # a frozen bias does not move
                     rows.copy_(factor * rows.to(dtype) - step)
             if matrix.layer is not None:
                 matrix.layer.forget()
@@ -233,15 +236,16 @@ def choose_owners(
 ) -> dict[Tensor, int]:
     """An owner for every matrix, group by group.
 
-    From names, shapes and the constructor's settings, which never change. A group's own settings
-    may change when a checkpoint is loaded, and state must not move to another owner then.
+    The choice depends on names, shapes and the constructor's settings, which never change. It does
+    not depend on a group's own settings: a checkpoint may change them, and the state must not move
+    to another owner then.
 
     Args:
-        groups: the optimizer's.
-        settings: the constructor's.
-        geometry: the method's.
-        layout: how parameters are cut.
-        ranks: how many there are.
+        groups: the optimizer's parameter groups.
+        settings: the constructor's settings.
+        geometry: the method's geometry.
+        layout: how parameters are cut into matrices.
+        ranks: the number of ranks.
     """
     owners: dict[Tensor, int] = {}
     captured = geometry.captured_sides(settings)
@@ -262,7 +266,7 @@ def choose_owners(
         )
         owners.update(zip([m.parameter for m in matrices], chosen, strict=True))
     for weight, spec in layout.specs.items():
-        if spec.bias is not None:  # it is a matrix of its own while its weight is frozen
+        if spec.bias is not None:  # a bias is a separate matrix while its weight is frozen
             owners[spec.bias] = owners.get(weight, 0)
     return owners
 
@@ -272,14 +276,14 @@ def _gradient(tensor: Tensor) -> Tensor:
     return torch.zeros_like(local(tensor)) if gradient is None else gradient
 
 
-def _replica(held: Holding, me: int) -> list[int]:
+def _replica(ranges: RowRanges, own_rank: int) -> list[int]:
     """Ranks of this rank's replica, sorted by first row."""
-    if not held.sharded:
-        return [me]
-    ranks = [r for r in range(len(held.rows)) if held.replicas[r] == held.replicas[me]]
-    return sorted(ranks, key=lambda rank: (held.rows[rank], rank))
+    if not ranges.sharded:
+        return [own_rank]
+    ranks = [r for r in range(len(ranges.rows)) if ranges.replicas[r] == ranges.replicas[own_rank]]
+    return sorted(ranks, key=lambda rank: (ranges.rows[rank], rank))
 
 
-def _rows(tensor: Tensor, held: Holding, rank: int) -> Shape:
-    begin, end = held.rows[rank]
+def _rows(tensor: Tensor, ranges: RowRanges, rank: int) -> Shape:
+    begin, end = ranges.rows[rank]
     return (end - begin, *tensor.shape[1:])

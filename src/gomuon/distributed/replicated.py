@@ -1,6 +1,6 @@
 """Replicated work: captured sums are added up over all ranks, then each rank computes everything.
 
-All ranks make the same maps from the same sums, as DDP gives them the same gradients.
+All ranks have the same sums, and the same gradients from DDP, so they compute the same steps.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,11 +11,11 @@ from torch import Tensor
 
 from gomuon.distributed.agreement import Agreement
 from gomuon.distributed.moments import slots_of, statistics_of, sum_everywhere
-from gomuon.distributed.ranks import MOVED, Ranks
-from gomuon.distributed.team import Alone, Captured, Group, Look
+from gomuon.distributed.ranks import WEIGHTS_MAY_DIFFER, Ranks
+from gomuon.distributed.team import Alone, Captured, Group, LocalCheck
 from gomuon.errors import RankError
 from gomuon.moments import MomentShapes, Statistics
-from gomuon.parameters.stacks import Layer, Participants, naming
+from gomuon.parameters.stacks import Layer, Participants, note_layers_on_error
 
 
 class Replicated(Alone):
@@ -28,9 +28,9 @@ class Replicated(Alone):
         self.agreement = Agreement(ranks)
 
     def agree(
-        self, look: Look, method: str, groups: Sequence[Group]
+        self, check: LocalCheck, method: str, groups: Sequence[Group]
     ) -> tuple[str | None, Captured]:
-        return self.agreement.reach(look, method, groups)
+        return self.agreement.before_step(check, method, groups)
 
     def compare_again(self) -> None:
         self.agreement.compared = False
@@ -46,33 +46,33 @@ class Replicated(Alone):
         )
         return statistics_of(slots, sum_everywhere(slots, self.ranks))
 
-    def together(self, participants: Participants) -> AbstractContextManager[None]:
-        return working_together(self.ranks, participants.layers, left=MOVED)
+    def fail_together(self, participants: Participants) -> AbstractContextManager[None]:
+        return fail_together(self.ranks, participants.layers, consequence=WEIGHTS_MAY_DIFFER)
 
     def any(self, here: bool) -> bool:
         return any_rank(self.ranks, here)
 
 
 @contextmanager
-def working_together(ranks: Ranks, layers: Sequence[Layer], *, left: str) -> Iterator[None]:
-    """Work at whose end all ranks know whether all succeeded.
+def fail_together(ranks: Ranks, layers: Sequence[Layer], *, consequence: str) -> Iterator[None]:
+    """At the end of this context all ranks raise if one of them failed.
 
     Args:
-        ranks: who works.
-        layers: what this rank works on, for the note on an exception.
-        left: what a failure leaves behind, for the message to the other ranks.
+        ranks: the ranks that work together.
+        layers: the layers this rank computes, for the note on an exception.
+        consequence: what a failure means for the weights, for the message on the other ranks.
     """
     failure: Exception | None = None
     try:
-        with naming(layers):
+        with note_layers_on_error(layers):
             yield
     except RankError:
         raise
     except Exception as raised:
         failure = raised
-    ranks.agree(failure, left=left)
+    ranks.exchange_status(failure, consequence=consequence)
 
 
 def any_rank(ranks: Ranks, here: bool) -> bool:
     """Whether something is true on any rank."""
-    return any(there for (there,) in ranks.agree(None, float(here)))
+    return any(there for (there,) in ranks.exchange_status(None, float(here)))

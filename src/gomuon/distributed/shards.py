@@ -1,4 +1,4 @@
-"""Which rank holds which rows of a parameter: all of them, or a shard as fully_shard makes it."""
+"""Which rows of a parameter each rank has: all rows, or a shard made by fully_shard."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -11,22 +11,22 @@ from gomuon.parameters.sharding import is_sharded, local
 
 
 @dataclass(frozen=True)
-class Holding:
-    """Rows [begin, end) of a parameter on every rank, and which ranks together hold all of it."""
+class RowRanges:
+    """The rows of a parameter that each rank has, and the replica that each rank belongs to."""
 
-    rows: tuple[tuple[int, int], ...]
-    replicas: tuple[int, ...]  # of every rank, the number of the replica it belongs to
+    rows: tuple[tuple[int, int], ...]  # [begin, end), by rank
+    replicas: tuple[int, ...]  # the replica's number, by rank
     sharded: bool
 
 
 def shard_rows(rows: int, shards: int) -> list[int]:
-    """Rows of each shard, as torch.chunk and so DTensor's Shard(0) cut them."""
+    """The number of rows of each shard, as in torch.chunk and DTensor's Shard(0)."""
     size = -(-rows // shards)
     return [max(0, min(size, rows - size * shard)) for shard in range(shards)]
 
 
-def placed(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor sharded as `like` is; every rank has all of it, so nothing is sent."""
+def sharded_like(tensor: Tensor, like: Tensor) -> Tensor:
+    """A whole tensor, sharded like `like`. Every rank has all of it, so nothing is sent."""
     from torch.distributed.tensor import Shard
 
     sharded = torch.zeros_like(like, dtype=tensor.dtype)
@@ -42,12 +42,12 @@ def placed(tensor: Tensor, like: Tensor) -> Tensor:
     return sharded
 
 
-def holding(parameter: Tensor, ranks: Ranks) -> Holding:
-    """Where a parameter's rows are, found without a message."""
+def find_row_ranges(parameter: Tensor, ranks: Ranks) -> RowRanges:
+    """The rows of a parameter on every rank, computed without a message."""
     length = parameter.shape[0]
     if not is_sharded(parameter):
         everything = ((0, length),) * ranks.size
-        return Holding(everything, tuple(range(ranks.size)), sharded=False)
+        return RowRanges(everything, tuple(range(ranks.size)), sharded=False)
     from torch.distributed.tensor import Shard
 
     mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
@@ -63,4 +63,4 @@ def holding(parameter: Tensor, ranks: Ranks) -> Holding:
         begin = sum(sizes[:shard])
         rows[rank] = (begin, begin + sizes[shard])
         replicas[rank] = numbers.setdefault(rest, len(numbers))
-    return Holding(tuple(rows), tuple(replicas), sharded=along is not None)
+    return RowRanges(tuple(rows), tuple(replicas), sharded=along is not None)

@@ -1,4 +1,4 @@
-"""State that is divided among ranks: joined for saving, divided after loading."""
+"""State that is divided among ranks: collected for saving, divided after loading."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -7,12 +7,12 @@ from torch import Tensor
 
 from gomuon.distributed.ranks import Ranks
 from gomuon.parameters.groups import named
-from gomuon.parameters.sharding import whole
-from gomuon.parameters.state import COUNT, keep_count
+from gomuon.parameters.sharding import full_tensor
+from gomuon.parameters.state import COUNT, keep_only_count
 
 
 def is_only_count(state: Mapping[str, Any]) -> bool:
-    """Whether a trained matrix's state has only what other ranks than its owner keep."""
+    """Whether a state has only the update count, which ranks keep for matrices of other owners."""
     return set(state) == {COUNT} and bool(state[COUNT])
 
 
@@ -22,13 +22,16 @@ def drop_others_state(
     owners: Mapping[Tensor, int],
     rank: int,
 ) -> list[str]:
-    """Drop the state of matrices that other ranks own; returns matrices whose own is missing."""
+    """Drop the state of matrices that other ranks own.
+
+    Returns the names of this rank's matrices whose state is missing.
+    """
     lacking = []
     for index, group in enumerate(groups):
         for name, parameter in named(group, index):
             entries = state.get(parameter, {})
             if owners.get(parameter, rank) != rank:
-                keep_count(entries)
+                keep_only_count(entries)
             elif is_only_count(entries):
                 lacking.append(name)
                 entries.clear()
@@ -38,28 +41,28 @@ def drop_others_state(
 def consolidated(
     state: Mapping[int, Mapping[str, Any]], owned: Iterable[int], ranks: Ranks
 ) -> dict[int, dict[str, Any]]:
-    """All ranks' parts of a state together, on the host; all ranks must call it.
+    """The state of all ranks, on the CPU. All ranks must call it.
 
     Args:
-        state: of this rank, by number of the parameter.
-        owned: numbers of the matrices whose state is here and nowhere else.
-        ranks: who holds the rest.
+        state: this rank's state, by parameter number.
+        owned: numbers of the matrices that this rank owns.
+        ranks: the ranks that share the state.
     """
-    copies: dict[int, Tensor] = {}  # a map that layers share stays one
+    copies: dict[int, Tensor] = {}  # a map that layers share stays shared
 
-    def plain(value: Any) -> Any:
+    def on_host(value: Any) -> Any:
         if not isinstance(value, Tensor):
             return value
         if id(value) not in copies:
-            copies[id(value)] = whole(value).detach().cpu().clone()
+            copies[id(value)] = full_tensor(value).detach().cpu().clone()
         return copies[id(value)]
 
-    # Sharded tensors are made whole by messages, so all ranks must meet them in one order.
+    # Messages make sharded tensors whole, so all ranks must go through them in the same order.
     here = {
-        number: {key: plain(state[number][key]) for key in sorted(state[number])}
+        number: {key: on_host(state[number][key]) for key in sorted(state[number])}
         for number in sorted(state)
     }
-    for part in ranks.objects({number: here[number] for number in owned}):
+    for part in ranks.gather_objects({number: here[number] for number in owned}):
         assert isinstance(part, dict)
         here.update(part)
     return here

@@ -1,8 +1,8 @@
 """The team: which ranks compute which matrices, and what they send each other in a step.
 
-There are three. `Alone` sends nothing. `Replicated` ranks add up their captured sums, then each
-computes everything. With `Owners` each matrix has one owner that keeps its state and computes its
-steps. The step calls the same methods in the same order for all three.
+There are three teams. `Alone` sends nothing. In `Replicated` the ranks add up their captured sums,
+then each rank computes everything. In `Owners` each matrix has one owner, which keeps the state and
+computes the steps of this matrix. The step calls the same methods in the same order for all three.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,40 +19,42 @@ from gomuon.parameters.sharding import is_sharded, local
 from gomuon.parameters.stacks import Layer, Participants
 
 Group = Mapping[str, Any]
-Captured = Mapping[int, Mapping[Tensor, Statistics]]  # what a rank captured, by group
-Look = Callable[[], tuple[str | None, Captured]]  # a fault of this rank's gradients, and statistics
-ChooseOwners = Callable[[int], Mapping[Tensor, int]]  # the owner of each matrix among so many ranks
+Captured = Mapping[int, Mapping[Tensor, Statistics]]  # a rank's statistics, by group
+# Returns what is wrong with this rank's gradients (None if nothing is), and its statistics.
+LocalCheck = Callable[[], tuple[str | None, Captured]]
+ChooseOwners = Callable[[int], Mapping[Tensor, int]]  # number of ranks -> the owner of each matrix
 
 
 class Team(Protocol):
-    """Who works together in a step."""
+    """The ranks that work together in a step."""
 
     size: int
-    """How many ranks' gradients are averaged."""
+    """The number of ranks whose gradients are averaged."""
     rank: int
 
     def agree(
-        self, look: Look, method: str, groups: Sequence[Group]
+        self, check: LocalCheck, method: str, groups: Sequence[Group]
     ) -> tuple[str | None, Captured]:
-        """Before anything changes: a fault of any rank's gradients, and this rank's statistics.
+        """Before anything changes: a fault in any rank's gradients, and this rank's statistics.
 
         Raises:
-            RankError: ranks differ in what must be the same, or one of them failed; on all of them.
+            RankError: ranks differ in something that must be equal, or a rank failed. All ranks
+                raise.
         """
         ...
 
     def compare_again(self) -> None:
-        """Let the next step compare everything, as the first one does."""
+        """Compare everything again in the next step, as in the first step."""
         ...
 
     def layers(
         self, matrices: Sequence[MatrixParameter], choose: ChooseOwners
     ) -> tuple[list[Layer], Sequence[Any]]:
-        """The layers this rank computes, and all ranks' matrices where they have owners."""
+        """The layers this rank computes, and the matrices of all ranks if they have owners."""
         ...
 
     def gather(self, matrices: Sequence[Any], *, weights: bool) -> Callable[[], None]:
-        """Start collecting gradients (and weights) on the owners; returns what waits for them."""
+        """Start collecting gradients (and weights) on the owners; returns a function that waits."""
         ...
 
     def sum_statistics(
@@ -64,12 +66,12 @@ class Team(Protocol):
         """The captured sums over all ranks, for the layers this rank computes."""
         ...
 
-    def together(self, participants: Participants) -> AbstractContextManager[None]:
-        """A context for the work on a group; at its end all ranks know whether all succeeded."""
+    def fail_together(self, participants: Participants) -> AbstractContextManager[None]:
+        """A context for the work on a group. At its end all ranks raise if one rank failed."""
         ...
 
     def local(self, tensor: Tensor) -> Tensor:
-        """What this rank holds of a tensor."""
+        """This rank's part of a tensor."""
         ...
 
     def total(self, value: Tensor) -> Tensor:
@@ -99,20 +101,20 @@ class Team(Protocol):
     def consolidated(
         self, state: dict[int, dict[str, Any]], owned: Sequence[int]
     ) -> dict[int, dict[str, Any]]:
-        """All ranks' parts of a saved state together; `owned` is what only this rank has."""
+        """The saved state of all ranks. `owned` are the matrices that only this rank has."""
         ...
 
 
 class Alone:
-    """One process: it computes everything, and nothing is sent."""
+    """A team of one process. It computes everything and sends nothing."""
 
     size = 1
     rank = 0
 
     def agree(
-        self, look: Look, method: str, groups: Sequence[Group]
+        self, check: LocalCheck, method: str, groups: Sequence[Group]
     ) -> tuple[str | None, Captured]:
-        return look()
+        return check()
 
     def compare_again(self) -> None:
         pass
@@ -133,7 +135,7 @@ class Alone:
     ) -> Mapping[Tensor, Statistics]:
         return seen
 
-    def together(self, participants: Participants) -> AbstractContextManager[None]:
+    def fail_together(self, participants: Participants) -> AbstractContextManager[None]:
         return nullcontext()
 
     def local(self, tensor: Tensor) -> Tensor:
@@ -171,13 +173,13 @@ ALONE = Alone()
 
 
 class TeamFinder:
-    """Finds the team of an optimizer, at first use and when its model is wrapped in DDP later.
+    """Finds an optimizer's team: at first use, and again if the model is wrapped in DDP later.
 
     Args:
-        process_group: the ranks, as the user gave them; None is the wrapper's, or the default one.
-        layout: how parameters are cut.
-        geometry: the method's.
-        settings: the constructor's.
+        process_group: the user's process group; None is the wrapper's group or the default group.
+        layout: how parameters are cut into matrices.
+        geometry: the method's geometry.
+        settings: the constructor's settings.
     """
 
     def __init__(
@@ -195,7 +197,9 @@ class TeamFinder:
     def watch(self, model: nn.Module) -> None:
         """Look for DistributedDataParallel around a model, now and at its forward passes."""
         self.wrapper.remove()
-        if not any(map(is_sharded, model.parameters())):  # fully_shard already says it all
+        if not any(
+            map(is_sharded, model.parameters())
+        ):  # with fully_shard the team is known already
             self.wrapper.watch(model)
 
     def team(self, groups: Sequence[Group]) -> tuple[Team, bool]:
@@ -212,12 +216,12 @@ class TeamFinder:
         return team, changed
 
     def compare_again(self) -> None:
-        """Let the next step compare all ranks, as the first one does."""
+        """Compare all ranks again in the next step, as in the first step."""
         if self._last is not None:
             self._last.compare_again()
 
     def owners(self, groups: Sequence[Group], ranks: int) -> Mapping[Tensor, int]:
-        """The owner of each matrix among so many ranks."""
+        """The owner of each matrix, given the number of ranks."""
         from gomuon.distributed.owners import choose_owners
 
         return choose_owners(groups, self._settings, self._geometry, self._layout, ranks)
@@ -231,7 +235,7 @@ class TeamFinder:
 
     @property
     def group_of_ranks(self) -> Any:
-        """The process group: the user's, else the wrapper's; None is the default one."""
+        """The process group: the user's, else the wrapper's; None is the default group."""
         return self.wrapper.process_group if self.process_group is None else self.process_group
 
     def _new_team(self, groups: Sequence[Group]) -> Team:
@@ -265,7 +269,7 @@ class TeamFinder:
         if mesh.size() != ranks.size:
             raise ValueError(
                 f"parameters are sharded over {mesh.size()} ranks, but the process group has "
-                f"{ranks.size}; pass process_group=, the group of just those ranks"
+                f"{ranks.size}; pass process_group= with the group of exactly those ranks"
             )
         return Owners(ranks)
 

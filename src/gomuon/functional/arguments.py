@@ -1,8 +1,8 @@
 """Checks of the arguments of public functions.
 
-Only types, shapes, dtypes and devices are checked: reading values would wait for an accelerator.
-Plain numbers cost nothing to check. Every message names the argument, what was expected and what
-was given.
+Of tensors only types, shapes, dtypes and devices are checked: reading values would wait for an
+accelerator. Plain numbers are checked too. Every message names the argument, what was expected and
+what was given.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gomuon.errors import shown
+from gomuon.errors import describe_value
 
 _WIDE = (torch.float32, torch.float64)
 LEAST = 5e-324  # the smallest number above 0
@@ -21,7 +21,7 @@ LEAST = 5e-324  # the smallest number above 0
 def tensor(X: Any, name: str) -> None:
     """Raise a TypeError unless X is a dense tensor."""
     if not isinstance(X, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {shown(X)}")
+        raise TypeError(f"{name} must be a tensor, got {describe_value(X)}")
     if X.layout is not torch.strided:
         raise TypeError(f"{name} must be a dense tensor, got one with layout {X.layout}")
 
@@ -48,7 +48,7 @@ def square(X: Any, name: str) -> None:
 
 
 def decomposable(X: Tensor, name: str) -> None:
-    """Raise a ValueError unless LAPACK takes X, and X has values."""
+    """Raise a ValueError unless LAPACK supports the dtype of X, and X has values."""
     if X.dtype not in _WIDE:
         raise ValueError(f"{name} needs float32 or float64, got {X.dtype}")
     if X.is_meta:
@@ -56,7 +56,7 @@ def decomposable(X: Tensor, name: str) -> None:
 
 
 def not_empty(X: Tensor, name: str) -> None:
-    """Raise a ValueError if the matrices have no entries; there may be no matrices."""
+    """Raise a ValueError if the matrices have no entries. A batch of zero matrices is allowed."""
     if not X.shape[-1] or not X.shape[-2]:
         raise ValueError(
             f"{name} must have at least one row and one column, got shape {tuple(X.shape)}"
@@ -66,9 +66,9 @@ def not_empty(X: Tensor, name: str) -> None:
 def sided(
     M: Any, left: Any, right: Any, names: tuple[str, str, str] = ("M", "left", "right")
 ) -> Tensor:
-    """M [..., m, n] with the leading dimensions it gets from left [..., m, m], right [..., n, n].
+    """M [..., m, n], expanded to the leading dimensions of left [..., m, m], right [..., n, n].
 
-    Raises unless they fit, in shape, dtype and device; a side that is None fits.
+    Raises unless shapes, dtypes and devices fit. A side may be None.
     """
     matrix(M, names[0])
     decomposable(M, names[0])
@@ -82,15 +82,15 @@ def sided(
                 f"{name} must be {M.shape[d]}×{M.shape[d]} for {names[0]} with shape "
                 f"{tuple(M.shape)}, got shape {tuple(side.shape)}"
             )
-        alike(side, name, M, names[0])
+        same_dtype_and_device(side, name, M, names[0])
         if side.ndim > 2 and side.shape[:-2] != result.shape[:-2]:
-            leading = together(side.shape[:-2], name, result.shape[:-2], names[0])
+            leading = broadcast_shape(side.shape[:-2], name, result.shape[:-2], names[0])
             result = result.expand(*leading, *M.shape[-2:])
     return result
 
 
-def alike(X: Tensor, name: str, other: Tensor, other_name: str) -> None:
-    """Raise a ValueError unless both have one dtype and one device."""
+def same_dtype_and_device(X: Tensor, name: str, other: Tensor, other_name: str) -> None:
+    """Raise a ValueError unless both have the same dtype and device."""
     if X.dtype != other.dtype or X.device != other.device:
         raise ValueError(
             f"{name} must have {other_name}'s dtype and device, {other.dtype} on {other.device}, "
@@ -99,12 +99,12 @@ def alike(X: Tensor, name: str, other: Tensor, other_name: str) -> None:
 
 
 def same_device(X: Tensor, name: str, other: Tensor, other_name: str) -> None:
-    """Raise a ValueError unless both are on one device."""
+    """Raise a ValueError unless both are on the same device."""
     if X.device != other.device:
         raise ValueError(f"{name} must be on {other_name}'s device, {other.device}, got {X.device}")
 
 
-def together(shape: torch.Size, name: str, other: torch.Size, other_name: str) -> torch.Size:
+def broadcast_shape(shape: torch.Size, name: str, other: torch.Size, other_name: str) -> torch.Size:
     """The shape both broadcast to, or a ValueError."""
     try:
         return torch.broadcast_shapes(shape, other)
@@ -123,18 +123,19 @@ def number(
     *,
     whole: bool = False,
 ) -> Any:
-    """The value as a plain number, finite and in [low, high); `expected` begins with its name.
+    """The value as a plain number, checked to be finite and in [low, high).
 
-    A tensor with one element is a number too, and comes back without dimensions.
+    A tensor with one element counts as a number; it is returned as a 0-d tensor. `expected` is the
+    text of the error and begins with the argument's name.
     """
     if not _is_number(value) or (whole and not isinstance(value, int)):
-        raise TypeError(f"{expected}, got {shown(value)}")
+        raise TypeError(f"{expected}, got {describe_value(value)}")
     try:
         plain = float(value)
     except OverflowError:
         plain = math.inf
     if not (low <= plain < high and math.isfinite(plain)):
-        raise ValueError(f"{expected}, got {shown(value)}")
+        raise ValueError(f"{expected}, got {describe_value(value)}")
     if isinstance(value, Tensor):
         return value.reshape(())
     return value if whole else plain
@@ -155,14 +156,14 @@ def weights(value: Any, S: Tensor, expected: str, low: float = -math.inf) -> Non
     name = expected.split(maxsplit=1)[0]
     tensor(value, name)
     if value.is_complex() or value.dtype is torch.bool:
-        raise ValueError(f"{expected}, got {shown(value)}")
+        raise ValueError(f"{expected}, got {describe_value(value)}")
     if value.device != S.device and (value.ndim or value.is_meta):
         raise ValueError(f"{name} must be on S's device, {S.device}, got {value.device}")
     if value.ndim and value.shape != S.shape[:-2]:
-        together(value.shape, name, S.shape[:-2], "S")
+        broadcast_shape(value.shape, name, S.shape[:-2], "S")
 
 
 def method(value: Any, name: str = "polar_method") -> None:
-    """Raise a TypeError unless a polar method is a name; which names there are, `polar` knows."""
+    """Raise a TypeError unless the polar method is a string; `polar` checks which names exist."""
     if not isinstance(value, str):
-        raise TypeError(f"{name} must be the name of a polar method, got {shown(value)}")
+        raise TypeError(f"{name} must be the name of a polar method, got {describe_value(value)}")

@@ -1,6 +1,6 @@
-"""The public functions: each checks its arguments, then calls the plain function of its name.
+"""The public functions. Each checks its arguments, then calls the function that computes.
 
-The step calls the plain functions directly, so it pays for no checks.
+The step calls those functions directly, without checks.
 """
 
 from typing import get_args
@@ -22,23 +22,22 @@ def polar(X: Tensor, method: PolarMethod = "svd") -> Tensor:
         X: [..., m, n], float32 or float64.
         method: which polar factor, and how it is computed.
             "svd": UVᵀ of the compact SVD, the paper's choice. At rank deficiency it completes the
-            null space to a semi-orthogonal matrix, and rounding decides how.
-            "canonical": the null space gives zero: singular values below 32·ε·σ₁, which is what
-            rounding makes of a zero, count as zero. ε is the precision of X's dtype.
+            null space to a semi-orthogonal matrix. Rounding decides which one.
+            "canonical": the null space gives zero. Singular values below 32·ε·σ₁ count as zero,
+            because rounding can make them from a true zero. ε is the precision of X's dtype.
             "polar-express": "canonical" by matrix products alone, in X's precision. Singular values
-            near the threshold give something between zero and one.
+            near the threshold become a value between zero and one.
             "auto": "canonical" on the CPU; on other devices "polar-express", with its first
             products in float64 where the device has it.
 
             "svd", "canonical" and "auto" are within 1e-5 of a float64 SVD up to a condition number
             of 1e4 for float32. They use the float64 Gram matrix, which keeps more of the small
-            singular values than a float32 SVD; where it does not keep enough, "svd" uses a LAPACK
-            SVD.
+            singular values than a float32 SVD. If it does not keep enough, "svd" uses a LAPACK SVD.
 
     Raises:
-        TypeError: X is not a dense tensor, or method not a name.
+        TypeError: X is not a dense tensor, or method is not a string.
         ValueError: X is not a float32 or float64 matrix, or the method is unknown.
-        DecompositionError: the decomposition failed, in float64 too.
+        DecompositionError: the decomposition failed, also in float64.
     """
     arguments.matrix(X, "X")
     arguments.decomposable(X, "X")
@@ -60,7 +59,7 @@ def matched_direction(
         polar_method: see `polar`.
 
     Raises:
-        TypeError: an argument is not a tensor, or polar_method not a name.
+        TypeError: an argument is not a tensor, or polar_method is not a string.
         ValueError: shapes, dtypes or devices do not fit, or the method is unknown.
         DecompositionError: see `polar`.
     """
@@ -74,7 +73,7 @@ def inside_only_direction(
 ) -> Tensor:
     """polar(P_B M P_A) without the map back; ⟨M, D⟩ may be negative, as in Equation (8).
 
-    Takes and raises what `matched_direction` does.
+    Arguments and errors are those of `matched_direction`.
     """
     M = arguments.sided(M, left, right)
     _check_known(polar_method, "polar_method")
@@ -84,22 +83,22 @@ def inside_only_direction(
 def frobenius_graft(D: Tensor, rank: Tensor | None = None) -> Tensor:
     """D rescaled to ‖D‖_F = √min(m, n), Muon's update energy, Equation (14); 0 stays 0.
 
-    With `rank` [...], the rank of the polar factor, D gets the length √rank. At full rank that is
-    the same. Below full rank Muon's own update has that length, and √min(m, n) would stretch the
+    With `rank` [...], the rank of the polar factor, the norm is √rank. At full rank this is the
+    same. Below full rank Muon's own update has the norm √rank, and √min(m, n) would stretch the
     remaining directions.
 
     Raises:
         TypeError: D or rank is not a tensor.
-        ValueError: D is not [..., m, n], or not of floating-point numbers; or rank is not one
-            number for each matrix.
+        ValueError: D is not [..., m, n] or not floating-point, or rank does not have one number
+            for each matrix.
     """
     arguments.matrix(D, "D")
     if rank is not None:
         arguments.floating(rank, "rank", "[...]", 0)
-        arguments.alike(rank, "rank", D, "D")
+        arguments.same_dtype_and_device(rank, "rank", D, "D")
         if rank.shape != D.shape[:-2]:
             raise ValueError(
-                f"rank must have a number for each matrix of D, shape {tuple(D.shape[:-2])}, got "
+                f"rank must have one number for each matrix of D, shape {tuple(D.shape[:-2])}, got "
                 f"shape {tuple(rank.shape)}"
             )
     return oracle.frobenius_graft(D, rank)
@@ -111,7 +110,7 @@ def weighted_norm(D: Tensor, left: Tensor | None, right: Tensor | None) -> Tenso
     Raises:
         TypeError: an argument is not a tensor.
         ValueError: shapes, dtypes or devices do not fit, or D has no entries.
-        DecompositionError: left or right is singular, or something is not finite.
+        DecompositionError: left or right is singular, or a value is not finite.
     """
     D = arguments.sided(D, left, right, ("D", "left", "right"))
     arguments.not_empty(D, "D")
@@ -126,13 +125,13 @@ def inverse_root(S: Tensor, power: float) -> Tensor:
         power: at least 0; 0 gives the identity.
 
     Returns:
-        [..., d, d] symmetric positive definite. The zero matrix, which has no scale of its own,
-        gives the identity.
+        [..., d, d] symmetric positive definite. The zero matrix gives the identity, because it has
+        no scale.
 
     Raises:
-        TypeError: S is not a tensor, or power not a number.
+        TypeError: S is not a tensor, or power is not a number.
         ValueError: S is not square or not float32 or float64, or power is negative.
-        DecompositionError: the eigendecomposition failed, in float64 too.
+        DecompositionError: the eigendecomposition failed, also in float64.
     """
     arguments.square(S, "S")
     arguments.decomposable(S, "S")
@@ -145,14 +144,14 @@ def oas(S: Tensor, n: int | float | Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         S: [..., d, d] symmetric second moments.
-        n: samples each was built from; a number, or a tensor that broadcasts over [...].
+        n: the number of samples in each S; a number, or a tensor that broadcasts over [...].
 
     Returns:
-        (1−λ)S + λ·tr(S)/d·I and the intensity λ, [...]. Where the denominator vanishes (d = 1,
-        S = 0, a multiple of the identity) every λ gives S back, and λ = 1.
+        (1−λ)S + λ·tr(S)/d·I and the intensity λ, [...]. If the denominator is zero (d = 1, S = 0,
+        or S a multiple of the identity), every λ gives S, and λ = 1 is returned.
 
     Raises:
-        TypeError: S is not a tensor, or n not a number.
+        TypeError: S is not a tensor, or n is not a number.
         ValueError: S is not square or empty, or n is a number below 1 or does not broadcast.
     """
     arguments.square(S, "S")
@@ -165,7 +164,7 @@ def shrink(S: Tensor, intensity: float | Tensor) -> Tensor:
     """(1−λ)S + λ·tr(S)/d·I, Equation (18), for λ a number or a tensor that broadcasts over [...].
 
     Raises:
-        TypeError: S is not a tensor, or intensity not a number.
+        TypeError: S is not a tensor, or intensity is not a number.
         ValueError: S is not square, or intensity is not finite or does not broadcast.
     """
     arguments.square(S, "S")

@@ -53,7 +53,7 @@ def inverse_root(S: Tensor, power: float) -> Tensor:
 def _inverse_root(S: Tensor, power: float) -> Tensor:
     eigenvalues, V = decompose(torch.linalg.eigh, S)
     largest = eigenvalues[..., -1:]
-    # Eigenvalues below d·ε·λ_max cannot be told from zero: rounding has replaced their true value.
+    # Rounding errors are as large as d·ε·λ_max, so smaller eigenvalues have no correct digits.
     limits = torch.finfo(S.dtype)
     floor = (largest * S.shape[-1] * limits.eps).clamp_min(limits.tiny)
     floored = torch.where(largest > 0, eigenvalues.clamp_min(floor), 1.0)
@@ -63,5 +63,5 @@ def _inverse_root(S: Tensor, power: float) -> Tensor:
 
 
 def guarded_roots(S: Tensor, power: float) -> list[Tensor | None]:
-    """S^(−power) of each factor of a batch; None where it cannot be made."""
+    """S^(−power) of each factor of a batch; None where it cannot be computed."""
     return guarded(lambda factors: inverse_root(factors, power), S)

@@ -1,4 +1,4 @@
-"""Decompositions that retry in float64, symmetric products, and which results are finite."""
+"""Decompositions with a retry in float64, symmetric products, and checks for finite results."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,14 +10,14 @@ from torch import Tensor
 from gomuon.errors import DecompositionError
 from gomuon.threads.spreading import spread
 
-Decomposition = TypeVar("Decomposition", bound=tuple[Tensor, ...])
+Factors = TypeVar("Factors", bound=tuple[Tensor, ...])
 
 
-def decompose(routine: Callable[[Tensor], Decomposition], X: Tensor) -> tuple[Tensor, ...]:
+def decompose(routine: Callable[[Tensor], Factors], X: Tensor) -> tuple[Tensor, ...]:
     """`routine(X)` in X's precision, retried once in float64.
 
     Args:
-        routine: `torch.linalg.svd`-like, a tensor to a tuple of tensors.
+        routine: a function like `torch.linalg.svd`, from a tensor to a tuple of tensors.
         X: [..., m, n], float32 or float64.
 
     Returns:
@@ -33,7 +33,7 @@ def decompose(routine: Callable[[Tensor], Decomposition], X: Tensor) -> tuple[Te
         try:
             return tuple(factor.to(X.dtype) for factor in over_batch(routine, X.double()))
         except torch.linalg.LinAlgError as second:
-            message = f"cannot decompose {_told(X)}, nor in float64: {second}"
+            message = f"cannot decompose {_describe_matrix(X)}, also not in float64: {second}"
             raise DecompositionError(message) from second
 
 
@@ -47,7 +47,7 @@ def attempt(routine: Callable[..., Tensor], X: Tensor, *more: Tensor, **options:
     try:
         return routine(X, *more, **options)
     except torch.linalg.LinAlgError as failure:
-        raise DecompositionError(f"cannot decompose {_told(X)}: {failure}") from failure
+        raise DecompositionError(f"cannot decompose {_describe_matrix(X)}: {failure}") from failure
 
 
 def has_float64(X: Tensor) -> bool:
@@ -55,34 +55,36 @@ def has_float64(X: Tensor) -> bool:
 
 
 def widened(X: Tensor) -> Tensor:
-    """X in float64, where the device has it."""
+    """X in float64, if the device supports it."""
     return X.double() if has_float64(X) else X
 
 
 def finite_matrices(X: Tensor) -> Tensor:
     """Which matrices of X [..., m, n] hold neither NaN nor infinity, [...]."""
-    # A sum is quicker than looking at every entry; it may overflow where none of them does.
+    # A sum is faster than a check of every entry. It may overflow although all entries are finite.
     finite = X.sum(dim=(-2, -1)).isfinite()
     return finite if bool(finite.all()) else X.isfinite().all(-1).all(-1)
 
 
 def _require_finite(X: Tensor) -> None:
-    """Raise for NaN and infinity, which LAPACK may answer with anything, a finite result included.
+    """Raise for NaN and infinity. LAPACK may give any result for them, even a finite one.
 
-    Every decomposition goes through here.
+    Every decomposition calls this.
     """
     if not bool(finite_matrices(X).all()):
-        raise DecompositionError(f"cannot decompose {_told(X)}: it holds NaN or infinity")
+        raise DecompositionError(
+            f"cannot decompose {_describe_matrix(X)}: it holds NaN or infinity"
+        )
 
 
-def _told(X: Tensor) -> str:
+def _describe_matrix(X: Tensor) -> str:
     return f"a {tuple(X.shape)} {X.dtype} matrix"
 
 
 def over_batch(
     function: Callable[..., tuple[Tensor, ...]], X: Tensor, *more: Tensor | None
 ) -> tuple[Tensor, ...]:
-    """`function(X, *more)` over any leading dimensions, the matrices shared out among threads."""
+    """`function(X, *more)` over any leading dimensions; threads share the matrices."""
     if X.ndim == 2:
         return tuple(function(X, *more))
     leading = X.shape[:-2]
@@ -92,7 +94,7 @@ def over_batch(
 
 
 def symmetric_product(rows: Tensor) -> Tensor:
-    """VᵀV of V [..., N, d]; blocks below the diagonal are mirrored instead of multiplied out."""
+    """VᵀV of V [..., N, d]; blocks below the diagonal are copied from above it."""
     d = rows.shape[-1]
     block = max(128, d // 16)  # wide enough for products to run at full speed
     if d < 2 * block:
@@ -121,25 +123,25 @@ def trace_mean(S: Tensor) -> Tensor:
     return S.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
 
 
-# ---- what is finite, and what is not -------------------------------------------------------------
+# ---- finite and non-finite results ---------------------------------------------------------------
 
 
 def finite_factors(S: Tensor) -> Tensor:
-    """Which factors of a batch can be used, [b]; one whose sum overflows cannot."""
+    """Which factors of a batch are usable, [b]. A factor whose sum overflows is not."""
     return S.flatten(1).sum(1).isfinite()
 
 
 def all_finite(tensors: Sequence[Tensor], unusable: Sequence[Tensor] = ()) -> bool:
-    """Whether every tensor's norm is finite and no mask is set; waits for the device once."""
+    """Whether every tensor's norm is finite and no mask is set. Waits for the device once."""
     norms = torch._foreach_norm(list(tensors)) if tensors else []
     signs = [norm.isfinite() for norm in norms] + [~mask.any() for mask in unusable]
     return not signs or bool(torch.stack([sign.to(signs[0].device) for sign in signs]).all())
 
 
 def guarded(function: Callable[[Tensor], Tensor], S: Tensor) -> list[Tensor | None]:
-    """`function` of each factor; None where factor or result is not finite, or it fails."""
+    """`function` of each factor; None if it fails, or the factor or result is not finite."""
     finite = finite_factors(S)
-    # LAPACK refuses a whole batch for one NaN, so unusable factors are replaced by the identity.
+    # LAPACK rejects a whole batch for one NaN, so unusable factors are replaced by the identity.
     S = torch.where(finite.view(-1, *[1] * (S.ndim - 1)), S, identity_like(S))
     try:
         results: list[Tensor | None] = list(function(S))
@@ -148,7 +150,7 @@ def guarded(function: Callable[[Tensor], Tensor], S: Tensor) -> list[Tensor | No
     good = finite.tolist()
     made = [result for result in results if result is not None]
     if made and not bool(finite_factors(torch.stack(made)).all()):
-        # A factor at the edge of its dtype: finite itself, but not its root.
+        # A factor at the limit of its dtype may be finite although its root is not.
         results = [r if r is not None and bool(finite_factors(r[None])) else None for r in results]
     return [result if fine else None for result, fine in zip(results, good, strict=True)]
 

@@ -1,7 +1,7 @@
-"""The matched spectral oracle (Theorem 1) and its relatives.
+"""The matched spectral oracle (Theorem 1) and related functions.
 
 `left` and `right` are the maps P_B [..., m, m] and P_A [..., n, n]; None stands for the identity.
-The functions of the same names in `gomuon.functional` check their arguments and document them.
+The functions with the same names in `gomuon.functional` check and document the arguments.
 """
 
 import math

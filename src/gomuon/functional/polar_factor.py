@@ -26,13 +26,13 @@ def polar(X: Tensor, method: PolarMethod = "svd") -> Tensor:
     """Polar factor of X [..., m, n], Equation (1); see `gomuon.functional.polar`."""
     if not X.numel():
         return torch.zeros_like(X)
-    return over_batch(lambda part: (_METHODS[method](part),), X)[0]
+    return over_batch(lambda part: (_POLAR_METHODS[method](part),), X)[0]
 
 
 # ---- the null space ------------------------------------------------------------------------------
 
-# What rounding leaves of a zero singular value, over ε·σ₁. Measured on a GPT with LayerNorm, whose
-# gradients lack one rank: at most 9 behind the maps, in float32.
+# The largest value, in units of ε·σ₁, that rounding can make from a zero singular value. Measured
+# on a GPT with LayerNorm, whose gradients lack one rank: at most 9 after the maps, in float32.
 _ROUNDOFF = 32
 
 
@@ -45,7 +45,7 @@ def _null_below(dtype: torch.dtype) -> float:
 
 
 def _decomposed(X: Tensor, complete: bool) -> Tensor:
-    """By LAPACK, which refuses a whole batch for one NaN; products pass it on."""
+    """By LAPACK. It rejects a whole batch for one NaN, so such matrices become NaN here."""
     finite = finite_matrices(X)[..., None, None]
     if not bool(finite.all()):
         return torch.where(finite, _decomposed(torch.where(finite, X, 0.0), complete), torch.nan)
@@ -65,11 +65,12 @@ def _by_svd(X: Tensor, complete: bool) -> Tensor:
 
 # ---- through the Gram matrix, for float32 ------------------------------------------------------
 
-# 1/κ², the ratio of the Gram's extreme eigenvalues, decides how far float64 carries:
-_FLOAT32_SUFFICES = 1e-3  # above, the last product may be in float32: it costs less than 4e-6
-_POLISHED_BELOW = (1e-9, 1e-11)  # lengths are wrong by 1e-5 and 1e-3, which a step each squares
-_GRAM_LIMIT = 1e-12  # below, too little is left of the smallest singular values: κ > 1e6
-_AT_ONCE = 2**25  # elements that are held in float64 at a time
+# 1/κ², the ratio of the Gram's extreme eigenvalues, decides whether float64 is precise enough:
+_FLOAT32_SUFFICES = 1e-3  # above, the last product may be in float32: its error is below 4e-6
+# Below these, singular values are wrong by 1e-5 and 1e-3. A Newton–Schulz step squares the error.
+_POLISHED_BELOW = (1e-9, 1e-11)
+_GRAM_LIMIT = 1e-12  # below, the smallest singular values are lost: κ > 1e6
+_AT_ONCE = 2**25  # largest number of elements in float64 at a time
 
 
 def _by_gram(X: Tensor, complete: bool) -> Tensor:
@@ -81,16 +82,16 @@ def _by_gram(X: Tensor, complete: bool) -> Tensor:
 
 
 def _gram_route(X: Tensor, complete: bool) -> Tensor:
-    """X(XᵀX)^(−1/2), [b, m, n] with m ≥ n, the inverse taken where the Gram is not null.
+    """X(XᵀX)^(−1/2), [b, m, n] with m ≥ n; the inverse root is zero on the null space.
 
-    `complete` takes UVᵀ instead where the Gram does not hold enough of X.
+    `complete` uses UVᵀ instead if the Gram does not keep enough of X.
     """
     Y = X.double()
     values, V = decompose(torch.linalg.eigh, symmetric_product(Y))
     smallest = values[:, 0] / values[:, -1]
     lengths = values.clamp_min(torch.finfo(values.dtype).tiny).rsqrt()
     if not complete:
-        # Squared, the threshold of float32 lies above what float64 still holds of the Gram.
+        # The square of float32's threshold is still above the float64 precision of the Gram.
         present = values > values[:, -1:] * _null_below(X.dtype) ** 2
         lengths = lengths * present
         ratios = torch.where(present, values / values[:, -1:], 1.0)
@@ -98,7 +99,7 @@ def _gram_route(X: Tensor, complete: bool) -> Tensor:
     root = (V * lengths.unsqueeze(-2)) @ V.mT
     if bool((smallest > _FLOAT32_SUFFICES).all()):
         return X @ root.float()
-    usable = smallest > _GRAM_LIMIT  # not so for NaN, which 0/0 gives
+    usable = smallest > _GRAM_LIMIT  # False for NaN, which 0/0 gives
     Q = (Y @ root).float()
     for limit in _POLISHED_BELOW:
         rough = usable & (smallest < limit)
@@ -129,17 +130,17 @@ _POLAR_EXPRESS = (
 _LIMIT = (1.875, -1.25, 0.375)
 
 
-# An odd quintic with p(0) = p'(0) = p'(1) = 0 and p(1) = 1: what is below .816 falls to zero, what
-# is above rises to one.
+# An odd quintic with p(0) = p'(0) = p'(1) = 0 and p(1) = 1. Values below .816 go to zero, values
+# above go to one.
 _SEPARATING = (0.0, 2.5, -1.5)
 _SEPARATING_STEPS = 4
 _SEPARATED_AT = math.sqrt(2 / 3)
-_WIDE_STEPS = 8  # by then singular values of 1e-5 have grown to .1, and float32 holds them
+_WIDE_STEPS = 8  # after these, singular values of 1e-5 have grown to .1, enough for float32
 
 
 @cache
 def _steps_to(floor: float) -> int:
-    """Steps that carry a singular value of `floor` to where the null space is separated off."""
+    """Number of steps after which a singular value of `floor` is above the separation point."""
     sigma = floor
     for step, (a, b, c) in enumerate(chain(_POLAR_EXPRESS, repeat(_LIMIT))):
         if sigma >= _SEPARATED_AT:
@@ -149,10 +150,12 @@ def _steps_to(floor: float) -> int:
 
 
 def _polar_express(X: Tensor, wide_steps: int = 0) -> Tensor:
-    """Polar Express, then the null space separated off; the first steps in float64 if asked for."""
+    """Polar Express, then steps that set the null space to zero; `wide_steps` are in float64."""
     tall = X.shape[-2] > X.shape[-1]
     Y = X.mT if tall else X  # the Gram matrix is then the smaller one
-    Y = _unit(Y.double() if wide_steps else Y)  # dividing in float32 would cost ε·κ already
+    Y = _unit(
+        Y.double() if wide_steps else Y
+    )  # a division in float32 would already have an error of ε·κ
     steps = _steps_to(_null_below(X.dtype))
     for step, coefficients in zip(
         range(steps), chain(_POLAR_EXPRESS, repeat(_LIMIT)), strict=False
@@ -164,7 +167,7 @@ def _polar_express(X: Tensor, wide_steps: int = 0) -> Tensor:
 
 
 def _quintic(Y: Tensor, a: float, b: float, c: float, *, rescaled: bool = False) -> Tensor:
-    """aY + bYYᵀY + c(YYᵀ)²Y, of Y at length about one in the operator norm if `rescaled`."""
+    """aY + bYYᵀY + c(YYᵀ)²Y; `rescaled` first divides Y by about its operator norm."""
     gram = Y @ Y.mT
     square = gram @ gram
     if rescaled:
@@ -196,7 +199,7 @@ def _auto(X: Tensor) -> Tensor:
     return _polar_express(X, _WIDE_STEPS if has_float64(X) else 0)
 
 
-_METHODS: dict[str, Callable[[Tensor], Tensor]] = {
+_POLAR_METHODS: dict[str, Callable[[Tensor], Tensor]] = {
     "svd": partial(_decomposed, complete=True),
     "canonical": partial(_decomposed, complete=False),
     "polar-express": _polar_express,

@@ -1,9 +1,9 @@
 """The paper's identities and bounds, each as a function of its quantities.
 
-They serve as oracles in the tests, and for anyone who wants to know how far a guarantee reaches.
+The tests use them as oracles. They also show how strong a guarantee is for given matrices.
 
-All raise a TypeError for an argument of another type, a ValueError for one that does not fit, and
-those that decompose matrices a DecompositionError where that fails.
+All functions raise a TypeError for an argument of a wrong type, and a ValueError for an argument
+that does not fit. Functions that decompose matrices raise a DecompositionError if that fails.
 """
 
 import math
@@ -50,8 +50,8 @@ def grafted_condition_bound(A: Tensor, B: Tensor, alpha: float) -> Tensor:
     """κ₊(D̂_α) ≤ K_AB^α: the other half of Equation (16) (Proposition 5)."""
     arguments.square(A, "A")
     arguments.square(B, "B")
-    arguments.alike(B, "B", A, "A")
-    arguments.together(B.shape[:-2], "B", A.shape[:-2], "A")
+    arguments.same_dtype_and_device(B, "B", A, "A")
+    arguments.broadcast_shape(B.shape[:-2], "B", A.shape[:-2], "A")
     alpha = float(arguments.number(alpha, "alpha must be a finite number"))
     return (_condition_number(A, "A") * _condition_number(B, "B")).pow(alpha)
 
@@ -84,7 +84,7 @@ def oas_condition_bound(d: int, intensity: float | Tensor) -> float | Tensor:
     arguments.number(d, "d must be a whole number >= 1", 1, whole=True)
     if isinstance(intensity, Tensor):
         arguments.floating(intensity, "intensity", "[...]", 0)
-        size = float(d)  # a tensor takes no whole number beyond its own
+        size = float(d)  # a tensor rejects whole numbers that are too large for its dtype
         return (size - (size - 1) * intensity) / intensity
     intensity = arguments.number(intensity, "intensity must be a number > 0", arguments.LEAST)
     return (d - (d - 1) * intensity) / intensity
@@ -93,15 +93,15 @@ def oas_condition_bound(d: int, intensity: float | Tensor) -> float | Tensor:
 def cached_efficiency_bound(
     left: Tensor, right: Tensor, cached_left: Tensor, cached_right: Tensor
 ) -> Tensor:
-    """Θ⁻¹, the least fraction of the current oracle value a cached direction reaches.
+    """Θ⁻¹, the least fraction of the current oracle value that a cached direction reaches.
 
     Θ = κ₂(P_B⁻¹P̃_B)·κ₂(P_A⁻¹P̃_A), Equation (7). The bound is Equation (36),
     Proposition 7 in the appendix.
     """
     drift_left = _drift(left, cached_left, "left")
     drift_right = _drift(right, cached_right, "right")
-    arguments.alike(right, "right", left, "left")
-    arguments.together(drift_right.shape[:-2], "right", drift_left.shape[:-2], "left")
+    arguments.same_dtype_and_device(right, "right", left, "left")
+    arguments.broadcast_shape(drift_right.shape[:-2], "right", drift_left.shape[:-2], "left")
     return 1 / (_condition_number(drift_left, "left") * _condition_number(drift_right, "right"))
 
 
@@ -109,7 +109,7 @@ def _drift(P: Tensor, cached: Tensor, name: str) -> Tensor:
     """P⁻¹P̃."""
     arguments.square(P, name)
     arguments.square(cached, f"cached_{name}")
-    # A stack of vectors to torch, were there fewer dimensions than P has.
+    # Expanded: with fewer dimensions than P, torch would read it as a batch of vectors.
     cached = arguments.sided(cached, P, None, (f"cached_{name}", name, ""))
     arguments.not_empty(P, name)
     return attempt(torch.linalg.solve, P, cached)
@@ -150,12 +150,12 @@ def observed_label_mismatch_bound(q: Tensor, p: Tensor, jacobian: Tensor | None 
             f"got shape {tuple(jacobian.shape)}"
         )
     arguments.same_device(jacobian, "jacobian", p, "p")
-    arguments.together(jacobian.shape[:-2], "jacobian", bound.shape, "p")
+    arguments.broadcast_shape(jacobian.shape[:-2], "jacobian", bound.shape, "p")
     return bound * attempt(torch.linalg.matrix_norm, jacobian, ord=2).square()
 
 
 def _residual(q: Tensor, p: Tensor) -> Tensor:
-    """q − p, of labels that may be whole numbers."""
+    """The difference q − p; q may have an integer dtype."""
     arguments.floating(p, "p", "[..., c]", 1)
     arguments.tensor(q, "q")
     if q.is_complex() or q.dtype is torch.bool:
@@ -163,7 +163,7 @@ def _residual(q: Tensor, p: Tensor) -> Tensor:
     if not q.ndim or q.shape[-1] != p.shape[-1]:
         raise ValueError(f"q must be [..., {p.shape[-1]}] as p is, got shape {tuple(q.shape)}")
     arguments.same_device(q, "q", p, "p")
-    arguments.together(q.shape, "q", p.shape, "p")
+    arguments.broadcast_shape(q.shape, "q", p.shape, "p")
     return q - p
 
 

@@ -1,5 +1,5 @@
 """Where the maps come from: captured moments or the gradient itself.
 
-A geometry never clears a map: a layer that was not seen, or whose factor cannot be used, keeps the
-map it has, for which the step is exact (Corollary 2).
+A geometry never clears a map. A layer without new statistics, or with an unusable factor, keeps its
+old map. The step is exact for the old map (Corollary 2).
 """

@@ -1,4 +1,4 @@
-"""What every geometry offers to the step."""
+"""The interface of a geometry, called by the step."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -10,16 +10,16 @@ Group = Mapping[str, Any]
 
 
 class Geometry:
-    """One choice on the geometry axis; this one has no maps and does nothing.
+    """Makes factors and maps. This base class has no maps and does nothing.
 
-    The step calls `observe` and `renew` before the update and `after` behind it. `due` are the
-    layers whose turn it is by the method's clock: all or none, unless refreshes are staggered.
-    `observe` and `renew` return the layers they could not serve.
+    The step calls `observe` and `renew` before the update, and `after` after it. `due` are the
+    layers that the method's clock refreshes now: all or none, unless refreshes are staggered.
+    `observe` and `renew` return the layers that failed.
 
     Attributes:
-        description: for the table of methods.
-        entries: what it keeps in a layer's state.
-        reads_weights: whether it reads weights, which sharded ranks then have to gather.
+        description: one line for the table of methods.
+        entries: its entries in a layer's state.
+        reads_weights: whether it reads weights. Then ranks with sharded weights gather them.
         acts_after: whether `after` does anything.
     """
 
@@ -43,4 +43,4 @@ class Geometry:
         return ()
 
     def after(self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group) -> None:
-        """Renew, after the update, what the next step will use."""
+        """Renew after the update what the next step uses."""

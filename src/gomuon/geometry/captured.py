@@ -1,4 +1,4 @@
-"""Activation and backward moments, Equation (9): averaged into factors, then made into maps."""
+"""Factors from captured activation and backward moments, Equation (9), and maps from them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,41 +12,42 @@ from gomuon.functional.factors import guarded_roots, oas, shrink
 from gomuon.functional.linalg import finite_factors, identity_like, trace_mean
 from gomuon.geometry.base import Geometry, Group
 from gomuon.moments import Moment
-from gomuon.parameters.stacks import Layer, Stack, alike
+from gomuon.parameters.stacks import Layer, Stack, group_by_key
 from gomuon.parameters.state import Count, Entries, both_sides
 from gomuon.threads.spreading import concurrently
 
-Side = Literal["left", "right"]
+SideName = Literal["left", "right"]
 Maps = Callable[[Sequence[Layer], Group], list[Layer]]  # returns the layers that got no maps
-Function = Callable[[Tensor], list[Tensor | None]]  # of a batch of factors; None where it failed
-Keep = Callable[[Layer, Tensor | None], bool]  # whether the layer could take the result
+FactorFunction = Callable[[Tensor], list[Tensor | None]]  # of a batch; None for what failed
+StoreResult = Callable[[Layer, Tensor | None], bool]  # returns whether there was a result
 
 
-def sides(alpha: float | tuple[float, float]) -> tuple[float, float]:
+def alpha_of_sides(alpha: float | tuple[float, float]) -> tuple[float, float]:
     """α of the left (output, B) and of the right (input, A) side."""
     return (alpha[0], alpha[1]) if isinstance(alpha, (tuple, list)) else (alpha, alpha)
 
 
 @dataclass(frozen=True)
 class CapturedMoments(Geometry):
-    """Factors A and B from captured moments, and maps made of them.
+    """Factors A and B from captured moments, and maps from these factors.
 
     Args:
-        maps: what is made of the factors.
-        start: what an average starts from: its first observation, or this multiple of the identity.
-        elapsed: an average decays by β to the number of steps since its last observation, as the
-            paper's β_B^K; else by β at every observation.
-        inputs_decay: the group key of the input side's decay; a group without it keeps no average.
-        only: "right" captures inputs alone.
-        shrunk: observations are shrunk (OAS or as the group says) before they are averaged.
-        description: for the table of methods.
+        maps: makes the maps from the factors.
+        start: an average starts from this multiple of the identity; if None, from its first
+            observation.
+        elapsed: an average decays by β^k, k the steps since its last observation, like the paper's
+            β_B^K; otherwise by β at every observation.
+        inputs_decay: the group key of the input side's decay. Without this key there is no average.
+        only: "right" captures inputs only.
+        shrunk: observations are shrunk (by the group's `shrinkage`) before they are averaged.
+        description: one line for the table of methods.
     """
 
     maps: Maps
     start: float | None = None
     elapsed: bool = False
     inputs_decay: str = "factor_decay"
-    only: Side | None = None
+    only: SideName | None = None
     shrunk: bool = False
     description: str = "activation/backward moments"
 
@@ -60,7 +61,7 @@ class CapturedMoments(Geometry):
     }
 
     def captured_sides(self, group: Group) -> tuple[bool, bool]:
-        left, right = sides(group["alpha"]) if "alpha" in group else (1.0, 1.0)
+        left, right = alpha_of_sides(group["alpha"]) if "alpha" in group else (1.0, 1.0)
         return left > 0 and self.only != "right", right > 0
 
     def observe(
@@ -75,20 +76,22 @@ class CapturedMoments(Geometry):
         """P_A and P_B, Equation (29)."""
         failed = self.maps(due, group)
         if group.get(self.inputs_decay) is None:
-            for stack in stacks:  # A is sampled and held: once its map is made, A is not needed
+            for stack in stacks:  # A is not averaged: after its map is made, A is not needed
                 for layer in stack.layers:
                     layer.state.pop("right_factor", None)
                     layer.state.pop("right_seen", None)
         return failed
 
-    def _observe(self, side: Side, layers: Sequence[Layer], group: Group) -> list[Layer]:
-        """Factor ← average of factor and this step's moment; once for layers that share both."""
+    def _observe(self, side: SideName, layers: Sequence[Layer], group: Group) -> list[Layer]:
+        """Factor ← average of factor and this step's moment. Layers that share both do it once."""
         seen = [layer for layer in layers if _has_rows(_moment(layer, side))]
-        together = alike(
+        together = group_by_key(
             seen, lambda l: (id(_moment(l, side)), id(l.state.get(f"{side}_factor")), _cut(l))
         )
         failed: list[Layer] = []
-        for batch in alike(together, lambda same: (_key(_total(same[0], side)), _cut(same[0]))):
+        for batch in group_by_key(
+            together, lambda same: (_key(_total(same[0], side)), _cut(same[0]))
+        ):
             observed = self._observations(side, [same[0] for same in batch], group)
             usable = finite_factors(observed).tolist()
             for same, S, good in zip(batch, observed, usable, strict=True):
@@ -101,26 +104,26 @@ class CapturedMoments(Geometry):
                     failed += same
         return failed
 
-    def _observations(self, side: Side, layers: Sequence[Layer], group: Group) -> Tensor:
+    def _observations(self, side: SideName, layers: Sequence[Layer], group: Group) -> Tensor:
         """Â or B̂ of each layer, Equation (9), or shrunk, Equation (21); [layers, blocks, d, d]."""
         total = torch.stack([_total(layer, side) for layer in layers])
-        count = torch.stack([_present(_moment(layer, side)).count for layer in layers])
+        count = torch.stack([_not_none(_moment(layer, side)).count for layer in layers])
         weight = count[(...,) + (None,) * (total.ndim - 1)].to(total.dtype)
         scale = 1 / weight
         if side == "left" and group["loss_reduction"] == "mean":
             # The loss is a mean over N rows, so g_i = δ_i/N. Undoing that here gives a short last
-            # batch the same weight in the average as any other.
-            uses = torch.stack([_present(_moment(layer, side)).uses for layer in layers])
+            # batch the same weight in the average as any other batch.
+            uses = torch.stack([_not_none(_moment(layer, side)).uses for layer in layers])
             scale = scale * uses.view_as(weight).square().to(total.dtype)
         mean = total * scale  # (9) Â or B̂
-        if mean.ndim == 3:  # not already one moment per group of a convolution
+        if mean.ndim == 3:  # a grouped convolution already has one moment per group
             first = layers[0]
             mean = _diagonal_blocks(mean, first.rows if side == "left" else first.columns)
         if not self.shrunk:
             return mean
         return _shrunk(mean, count[:, None], group["shrinkage"])  # (21) A_t or B_t
 
-    def _averaged(self, side: Side, layer: Layer, observed: Tensor, group: Group) -> Tensor:
+    def _averaged(self, side: SideName, layer: Layer, observed: Tensor, group: Group) -> Tensor:
         """B̄_t ← β^K B̄ + (1 − β^K) B_t, Equations (22) and (28); the first B_t starts it."""
         beta = group.get(self.inputs_decay if side == "right" else "factor_decay")
         factor = layer.state.get(f"{side}_factor")
@@ -131,60 +134,62 @@ class CapturedMoments(Geometry):
         if factor is None:
             return observed.clone()  # not a view, which would keep the whole batch alive
         waited = group["step"] - layer.state.get(f"{side}_seen", 0) if self.elapsed else 1
-        # Not in place: a layer that no longer shares this factor keeps its own.
+        # Not in place: a layer that no longer shares this factor may still use the old one.
         return factor.mul(beta**waited).add(observed, alpha=1 - beta**waited)  # (22), (28)
 
 
 def root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
     """P_B = B̄^(−α), P_A = A^(−α), Equation (29) at α = ¼."""
-    powers = zip(("left", "right"), sides(group["alpha"]), strict=True)
+    powers = zip(("left", "right"), alpha_of_sides(group["alpha"]), strict=True)
     jobs = [
         job
         for side, alpha in powers
         if alpha > 0
         for job in map_jobs(layers, side, partial(guarded_roots, power=alpha))
     ]
-    return run(jobs)
+    return run_jobs(jobs)
 
 
 @dataclass(frozen=True)
-class Job:
-    """Apply a function to factors of one shape; each result is for all layers that share it."""
+class FactorJob:
+    """Applies a function to factors of one shape. Layers that share a factor share the result."""
 
     factors: Sequence[Tensor]
     layers: Sequence[Sequence[Layer]]
-    function: Function
-    keep: Keep
+    function: FactorFunction
+    store: StoreResult
 
     def __call__(self) -> list[Tensor | None]:
         return self.function(torch.stack(list(self.factors)))
 
 
-def map_jobs(layers: Sequence[Layer], side: str, function: Function) -> list[Job]:
-    """Jobs that make `{side}_map` of every factor."""
+def map_jobs(layers: Sequence[Layer], side: str, function: FactorFunction) -> list[FactorJob]:
+    """Jobs that make `{side}_map` from every factor."""
     name = f"{side}_map"
     return factor_jobs(layers, side, function, lambda layer, made: layer.set_map(name, made))
 
 
-def factor_jobs(layers: Sequence[Layer], side: str, function: Function, keep: Keep) -> list[Job]:
-    """Jobs that make something of every factor of a side, once for layers that share it."""
+def factor_jobs(
+    layers: Sequence[Layer], side: str, function: FactorFunction, store: StoreResult
+) -> list[FactorJob]:
+    """Jobs that apply a function to every factor of a side, once for layers that share it."""
     known = [layer for layer in layers if f"{side}_factor" in layer.state]
-    shared = alike(known, lambda layer: id(layer.state[f"{side}_factor"]))
+    shared = group_by_key(known, lambda layer: id(layer.state[f"{side}_factor"]))
     return [
-        Job([same[0].state[f"{side}_factor"] for same in batch], batch, function, keep)
-        for batch in alike(shared, lambda same: _key(same[0].state[f"{side}_factor"]))
+        FactorJob([same[0].state[f"{side}_factor"] for same in batch], batch, function, store)
+        for batch in group_by_key(shared, lambda same: _key(same[0].state[f"{side}_factor"]))
     ]
 
 
-def run(jobs: Sequence[Job]) -> list[Layer]:
-    """Do the jobs, the largest matrices first; returns the layers that got no result."""
+def run_jobs(jobs: Sequence[FactorJob]) -> list[Layer]:
+    """Run the jobs, the largest matrices first; returns the layers that got no result."""
     jobs = sorted(jobs, key=lambda job: -job.factors[0].shape[-1])
     return [
         layer
         for job, results in zip(jobs, concurrently(jobs), strict=True)
         for same, result in zip(job.layers, results, strict=True)
         for layer in same
-        if not job.keep(layer, result)
+        if not job.store(layer, result)
     ]
 
 
@@ -196,24 +201,24 @@ def _key(S: Tensor) -> tuple[object, ...]:
     return S.shape, S.dtype, S.device
 
 
-def _moment(layer: Layer, side: Side) -> Moment | None:
+def _moment(layer: Layer, side: SideName) -> Moment | None:
     if layer.statistics is None:
         return None
     return layer.statistics.gradients if side == "left" else layer.statistics.inputs
 
 
 def _has_rows(moment: Moment | None) -> bool:
-    """Whether anything was seen; a layer called with zero rows saw nothing."""
+    """Whether there is any data. A layer called with zero rows has none."""
     return moment is not None and bool(moment.count)
 
 
-def _present(moment: Moment | None) -> Moment:
+def _not_none(moment: Moment | None) -> Moment:
     assert moment is not None
     return moment
 
 
-def _total(layer: Layer, side: Side) -> Tensor:
-    return _present(_moment(layer, side)).total
+def _total(layer: Layer, side: SideName) -> Tensor:
+    return _not_none(_moment(layer, side)).total
 
 
 def _shrunk(S: Tensor, count: Tensor, shrinkage: object) -> Tensor:

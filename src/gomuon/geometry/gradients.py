@@ -1,4 +1,4 @@
-"""Factors made of the gradient itself, as in the Shampoo family; nothing is captured."""
+"""Factors from the gradient itself, as in the Shampoo family. Nothing is captured."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,11 +17,11 @@ Roots = Callable[[Tensor, int, Group], list[Tensor | None]]
 
 @dataclass(frozen=True)
 class GradientGrams(Geometry):
-    """L = E[GGᵀ] and R = E[GᵀG], and maps made of them.
+    """L = E[GGᵀ] and R = E[GᵀG], and maps from them.
 
     Args:
-        roots: the maps of a batch of Grams, given how many observations are in them.
-        description: for the table of methods.
+        roots: makes maps from a batch of Grams, given their number of observations.
+        description: one line for the table of methods.
     """
 
     roots: Roots

@@ -1,1 +1,1 @@
-"""The methods, one file each: formula, recipe, class and the stations only it has."""
+"""The methods, one file each: formula, recipe, class and the method's own stations."""

@@ -32,7 +32,7 @@ from gomuon.settings import NOT_NEGATIVE, SHARE, Setting, with_defaults
 
 
 class CoupledFactors(Geometry):
-    """P and Q, each whitened by the other: the coupled fixed point of FISMO, one step at a time."""
+    """P and Q, each whitened by the other: one step per update to FISMO's coupled fixed point."""
 
     description = "coupled gradient factors"
     entries: ClassVar[Entries] = {
@@ -51,7 +51,7 @@ class CoupledFactors(Geometry):
             kept_Q = stack.factor("right_factor", start=_identities(G, n))
             P = stack.usable(_coupled(kept_P, G @ _solved(kept_Q, G.mT) / n, group), kept_P)
             Q = stack.usable(_coupled(kept_Q, G.mT @ _solved(P, G) / m, group), kept_Q)
-            # Factor and map are renewed together: a factor without a root is not kept either.
+            # Factor and map are renewed together: without a root the new factor is dropped too.
             for side, kept, factors in (("left", kept_P, P), ("right", kept_Q, Q)):
                 maps = guarded_roots(factors, 0.5)
                 usable = torch.tensor([new is not None for new in maps], device=G.device)
@@ -61,7 +61,7 @@ class CoupledFactors(Geometry):
 
 
 def _solved(S: Tensor, X: Tensor) -> Tensor:
-    """S⁻¹X; not finite where S is singular, which costs one matrix and no exception."""
+    """S⁻¹X. For a singular S the result is not finite; no exception stops the whole batch."""
     return torch.linalg.solve_ex(S, X)[0]
 
 
@@ -85,7 +85,7 @@ def whitened_momentum(stack: Stack, group: Group) -> Tensor:
 
 
 def mapped_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
-    """D = P_B·polar(X)·P_A, X being in whitened coordinates already."""
+    """D = P_B·polar(X)·P_A; X is already in whitened coordinates."""
     left, right = stack.map("left_map"), stack.map("right_map")
     return preconditioned(polar(X, group["polar"]), left, right)
 

@@ -67,55 +67,56 @@ class GoMuon(MatrixOptimizer):
         D  ← P_B · polar(P_B M̂ P_A) · P_A
         W  ← W − η √max(1, m/n) · D √min(m, n) / ‖D‖_F
 
-    Where P_B M̂ P_A has less than full rank, √rank stands for √min(m, n), and `polar` says what
-    happens in the null space: the default leaves it alone, "svd" completes it as the paper does.
+    If P_B M̂ P_A does not have full rank, √rank replaces √min(m, n), and `polar` decides what
+    happens in the null space: by default D is zero there; "svd" completes it as the paper does.
 
     Everything that is not a hidden matrix (embeddings, norms, biases, the output head) goes to
-    AdamW in the same optimizer; `routing_table()` shows which and why.
+    AdamW in the same optimizer. `routing_table()` shows every parameter and the reason.
 
     Args:
-        params: the model (its parameters are routed and its layers captured), or what torch.optim
-            takes; then nothing is captured and the maps are the identity.
+        params: the model; its parameters are routed and its layers captured. Or parameters or
+            groups as for torch.optim; then nothing is captured and the maps are the identity.
         lr: η, the matrices' learning rate.
 
         momentum: β.
-        nesterov: the source is M̂; else M.
+        nesterov: True: the source is M̂. False: the source is M.
         weight_decay: decoupled, W ← (1 − ηλ)W.
-        geometry_decay: decay in the step's geometry instead, W ← W − ηλ·W P_A²/mean(P_A²).
+        geometry_decay: weight decay in the step's geometry, W ← W − ηλ·W P_A²/mean(P_A²).
 
-        alpha: the power, in [0, ½], or a pair (left, right) for the output and the input side; 0
-            switches a side off, and (0, ¼) is input-only Go-MUON.
+        alpha: the power, in [0, ½], or a pair (left, right) for the output and the input side. 0
+            switches a side off; (0, ¼) is input-only Go-MUON.
         refresh_every: K.
         factor_decay: β_B.
-        input_decay: an average on A too, as β_B's; the paper has none.
+        input_decay: the same decay for an average of A; the paper does not average A (None).
         shrinkage: "oas", a fixed intensity in [0, 1], or {"damping": d} for S + d·tr(S)/dim·I.
 
-        token_stride: statistics of every stride-th position only.
-        token_skip: positions left out at the start of each sequence.
+        token_stride: use only every stride-th position for the statistics.
+        token_skip: leave out this many positions at the start of each sequence.
         reduce: K-FAC-reduce statistics, one row per example instead of one per position.
-        stagger: refresh different layers on different steps of the K, so that no step is slow. A
-            layer runs on identity maps until its first turn, within the first K steps.
+        stagger: refresh different layers in different steps of the K, so that no step is slow. A
+            layer has identity maps until its first refresh, within the first K steps.
 
         polar: how the polar factor is computed, see `gomuon.functional.polar`.
-        graft: "frobenius" gives D the length of the polar factor, √min(m, n) at full rank; None
-            keeps the oracle's own.
+        graft: "frobenius" gives D the norm of the polar factor, √min(m, n) at full rank. None
+            keeps the norm of the oracle's direction.
 
-        adamw: lr, betas, eps, weight_decay of the other parameters; what is left out is
-            lr 3e-3, betas (.9, .95), eps 1e-8, no decay.
+        adamw: lr, betas, eps and weight_decay for the other parameters. Defaults: lr 3e-3, betas
+            (.9, .95), eps 1e-8, weight_decay 0.
         routes: overrides of the routing, {pattern: "matrix" | "adamw" | "frozen"} or a function of
             (name, module, parameter).
         specs: how parameters are cut into matrices, {pattern: LayerSpec}, for heads and fused qkv.
         loss_reduction: "mean" if the loss averages over examples, "sum" if it adds them up.
-        nonfinite: at a gradient with NaN, infinity or numbers whose squares overflow "raise",
-            "skip" the step, or "allow" it: then nobody looks, and an accelerator is never waited
-            for.
-        work: on several ranks "shared", each matrix having one owner; "replicated", every rank
-            doing everything, for whole models; or "alone", nothing sent at all. "auto" shares if
-            the model is wrapped in DDP, now or later, or sharded by fully_shard; else alone.
-        process_group: the ranks; by default DDP's, or all of them.
+        nonfinite: what to do if a gradient has NaN, infinity or numbers whose squares overflow:
+            "raise" an error, "skip" the step, or "allow" it. "allow" does not check gradients, so
+            the step never waits for an accelerator.
+        work: how several ranks work. "shared": each matrix has one owner. "replicated": every rank
+            computes everything (only for models that are not sharded). "alone": nothing is sent.
+            "auto": "shared" if the model is wrapped in DDP, now or later, or sharded by
+            fully_shard; otherwise "alone".
+        process_group: the ranks that train the model; by default DDP's group, or all ranks.
 
     Raises:
-        ValueError: a value is out of range, or the model has nothing to optimize.
+        ValueError: a value is out of range, or the model has no matrix to optimize.
     """
 
     recipe = RECIPE

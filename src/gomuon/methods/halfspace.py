@@ -41,16 +41,17 @@ def halfspace_direction(
     """Inside-only score with a half-space safeguard: the maximiser of ⟨Z, U⟩, Z = P_B M P_A.
 
     Over ‖U‖_op ≤ 1 and ⟨M, U⟩ ≥ τ‖M‖_*. By Lagrange duality it is polar(Z + λM) with the smallest
-    λ ≥ 0 that meets the second constraint, found by bisection. Where Z + λM is singular there, its
-    polar jumps over the constraint, and the mixture of both sides that meets it exactly is taken.
+    λ ≥ 0 that meets the second constraint, found by bisection. If Z + λM is singular for this λ,
+    its polar jumps over the constraint. Then the mixture of both sides is used that meets the
+    constraint exactly.
 
     Args:
         M: [..., m, n] the source.
         left: [..., m, m] P_B = B^(−1/2) in the study, or None.
         right: [..., n, n] P_A = A^(−1/2), or None.
-        tau: the share of ‖M‖_* to keep, in [0, 1).
+        tau: the fraction of ‖M‖_* to keep, in [0, 1).
         polar_method: see `polar`.
-        bisections: halvings of the bracket around λ.
+        bisections: how many times the interval around λ is halved.
     """
     Z = preconditioned(M, left, right)
     U = polar(Z, polar_method)
@@ -60,7 +61,7 @@ def halfspace_direction(
     violated = _inner(M, U) < wanted
     if not bool(violated.any()):
         return U
-    # Only what violates is bisected.
+    # Only matrices that violate the constraint are bisected.
     U[violated] = _bisect(M[violated], Z[violated], wanted[violated], polar_method, bisections)
     return U
 
@@ -71,7 +72,7 @@ def _bisect(M: Tensor, Z: Tensor, wanted: Tensor, method: PolarMethod, bisection
         return U, _inner(M, U) >= wanted
 
     low, below = torch.zeros_like(wanted), polar(Z, method)
-    # ⟨M, polar(Z + λM)⟩ grows with λ and tends to ‖M‖_*, so doubling finds an upper end.
+    # ⟨M, polar(Z + λM)⟩ grows with λ and tends to ‖M‖_*, so doubling λ finds an upper bound.
     high = torch.linalg.matrix_norm(Z) / torch.linalg.matrix_norm(M)
     high = torch.where((high > 0) & high.isfinite(), high, 1.0)  # norms may under- or overflow
     above, enough = at(high)
@@ -87,16 +88,16 @@ def _bisect(M: Tensor, Z: Tensor, wanted: Tensor, method: PolarMethod, bisection
         candidate, enough = at(middle)
         low, high = torch.where(enough, low, middle), torch.where(enough, middle, high)
         below, above = _choose(enough, below, candidate), _choose(enough, candidate, above)
-    # Both sides maximise at λ, so every mixture does; this one lies on the constraint.
+    # Both sides are maximisers at λ, so every mixture is. This one meets the constraint exactly.
     lacking, excess = wanted - _inner(M, below), _inner(M, above) - wanted
     share = lacking / (lacking + excess).clamp_min(torch.finfo(M.dtype).tiny)
     mixture = below + share.clamp(0, 1)[:, None, None] * (above - below)
-    # Near τ = 1 an approximate polar may keep less than is wanted of any source, even of M itself.
+    # Near τ = 1 an approximate polar may miss the constraint for every λ. Then polar(M) is used.
     return mixture if bool(reached.all()) else _choose(reached, mixture, polar(M, method))
 
 
 def _doublings(dtype: torch.dtype) -> int:
-    """After so many λM leaves no more of Z than roundoff, and some to spare."""
+    """After this many doublings Z is below the roundoff of λM; with a margin."""
     return 8 - math.frexp(torch.finfo(dtype).eps)[1]
 
 

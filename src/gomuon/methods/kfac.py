@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gomuon.functional.linalg import decompose, guarded
-from gomuon.geometry.captured import CapturedMoments, factor_jobs, run
+from gomuon.geometry.captured import CapturedMoments, factor_jobs, run_jobs
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.recipes.recipe import Recipe
@@ -38,21 +38,23 @@ from gomuon.settings import (
 def eigen_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
     """Eigenvectors and eigenvalues of both factors."""
 
-    # Packed as one tensor [values; vectors], because a guard takes one result per factor.
+    # Packed as one tensor [values; vectors], because `guarded` takes one result per factor.
     def packed(S: Tensor) -> Tensor:
         values, vectors = decompose(torch.linalg.eigh, S)
         return torch.cat([values.unsqueeze(-2), vectors], dim=-2)
 
-    def keep(side: str, layer: Layer, eigen: Tensor | None) -> bool:
+    def store(side: str, layer: Layer, eigen: Tensor | None) -> bool:
         if eigen is None:
             return False
-        # Rounding makes zeros negative, and a product of two may be larger than the damping.
+        # Rounding can make a zero eigenvalue negative; its products could exceed the damping.
         values, basis = eigen[..., 0, :].clamp_min(0), eigen[..., 1:, :].clone()
         return layer.set_map(f"{side}_values", values) and layer.set_map(f"{side}_basis", basis)
 
     failed: list[Layer] = []
     for side in ("left", "right"):
-        failed += run(factor_jobs(layers, side, lambda S: guarded(packed, S), partial(keep, side)))
+        failed += run_jobs(
+            factor_jobs(layers, side, lambda S: guarded(packed, S), partial(store, side))
+        )
     return failed
 
 
@@ -61,7 +63,7 @@ def natural_gradient(X: Tensor, stack: Stack, group: Group) -> Tensor:
     V_B, V_A = stack.map("left_basis"), stack.map("right_basis")
     values_B, values_A = stack.map("left_values"), stack.map("right_values")
     if V_B is None or V_A is None or values_B is None or values_A is None:
-        return X  # nothing captured: the identity, as for every geometry
+        return X  # nothing was captured: identity maps, as in every geometry
     rotated = V_B.mT @ X @ V_A
     damped = values_B.unsqueeze(-1) * values_A.unsqueeze(-2) + group["damping"]
     return V_B @ (rotated / damped) @ V_A.mT
@@ -72,10 +74,10 @@ def kl_clip(pending: Iterable[Pending], group: Group, total: Total) -> Iterator[
     waiting = list(pending)
     factor: Tensor | float = 1.0
     if group["kl_clip"] is not None:
-        none = torch.zeros((), dtype=torch.float64, device="cpu")  # where this rank owns nothing
+        none = torch.zeros((), dtype=torch.float64, device="cpu")  # if this rank owns no matrix
         products = sum(((stack.G * D).sum().double() for stack, _, D in waiting), none)
         change = (group["lr"] ** 2 * total(products)).abs()
-        # A sum that overflows is a change beyond any budget: nothing moves.
+        # If the sum overflows, the change is above any budget, and nothing moves.
         factor = (group["kl_clip"] / change).sqrt().nan_to_num(0.0, posinf=1.0).clamp(max=1.0)
     for stack, X, D in waiting:
         yield stack, X, factor * D
@@ -122,7 +124,7 @@ RECIPE = Recipe(
 class KFAC(MatrixOptimizer):
     """K-FAC, the natural gradient in Kronecker factors, with a KL budget over all layers.
 
-    Biases of linear layers join their weights as a column, with inputs extended by a one.
+    Biases of linear layers join their weights as a column; inputs then end with a one.
     """
 
     recipe = RECIPE

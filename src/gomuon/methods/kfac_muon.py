@@ -31,8 +31,11 @@ def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
     failed = []
     root = group["damping"] ** 0.5
     for layer in layers:
-        # For each block: every pair of a row's B and a column's A has a π of its own.
-        A, B = layer.spread("right_factor", "right"), layer.spread("left_factor", "left")
+        # Per block: every pair of a row's B and a column's A has its own π.
+        A, B = (
+            layer.map_per_block("right_factor", "right"),
+            layer.map_per_block("left_factor", "left"),
+        )
         if A is None or B is None:
             continue
         ratio = trace_mean(A) / trace_mean(B)

@@ -45,7 +45,7 @@ class RowColumnNorms(Geometry):
 
 
 def matched_polar_diagonal(X: Tensor, stack: Stack, group: Group) -> Tensor:
-    """D = P_B·polar(P_B X P_A)·P_A with diagonal maps, grafted if the group says so."""
+    """D = P_B·polar(P_B X P_A)·P_A with diagonal maps; grafted if `graft` is set."""
     left, right = stack.map("left_scale"), stack.map("right_scale")
     both = torch.ones_like(X) if left is None or right is None else left * right
     Q = polar(both * X, group["polar"])

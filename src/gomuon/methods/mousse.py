@@ -99,8 +99,8 @@ RECIPE = Recipe(
 class Mousse(MatrixOptimizer):
     """Mousse: matched polar in trace-normalised gradient-Gram geometry, power ⅛.
 
-    The published ε of 1e-10 is below float32's roundoff: on a singular factor rounding chooses the
-    smallest eigenvalues, as it does in the published code. Its authors also use 1e-5.
+    The published ε of 1e-10 is below float32's roundoff: for a singular factor, rounding decides
+    the smallest eigenvalues. The published code does the same. Its authors also use 1e-5.
     """
 
     recipe = RECIPE

@@ -15,7 +15,7 @@ from gomuon.functional.linalg import identity_like
 from gomuon.geometry.base import Geometry
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.specs import LayerSpec
-from gomuon.parameters.stacks import Layer, Stack, alike
+from gomuon.parameters.stacks import Layer, Stack, group_by_key
 from gomuon.parameters.state import Entries, Side
 from gomuon.recipes.recipe import ModelUse, Recipe
 from gomuon.recipes.registry import register
@@ -42,7 +42,7 @@ def query_key_specs(model: nn.Module, heads: int | None) -> dict[Tensor, LayerSp
 
     Args:
         model: searched for modules that hold a query and a key `nn.Linear` under a usual name.
-        heads: per attention module; None reads it off the module.
+        heads: the number of heads per attention module; None reads it from the module.
 
     Raises:
         ValueError: there is no such pair, or the number of heads is unknown or does not divide.
@@ -53,18 +53,19 @@ def query_key_specs(model: nn.Module, heads: int | None) -> dict[Tensor, LayerSp
             (getattr(module, n) for n in _HEAD_COUNTS if hasattr(module, n)), None
         )
         if not isinstance(count, int):
-            raise ValueError(f"cannot tell the number of heads of {name!r}; pass heads=")
+            raise ValueError(f"the number of heads of {name!r} is unknown; pass heads=")
         if query.weight.shape != key.weight.shape or query.weight.shape[0] % count:
             raise ValueError(
                 f"{name!r}: query {tuple(query.weight.shape)} and key {tuple(key.weight.shape)} "
-                f"must have one shape whose rows {count} heads divide"
+                f"must have the same shape, with rows divisible by {count} heads"
             )
         specs[query.weight] = LayerSpec(heads=count, partner=key.weight)
         specs[key.weight] = LayerSpec(heads=count, partner=query.weight)
     if not specs:
         names = ", ".join(f"{q}/{k}" for q, k in _NAMES)
         raise ValueError(
-            f"{type(model).__name__} has no module with query and key linear layers named {names}"
+            f"{type(model).__name__} has no module with query and key linear layers named {names}; "
+            "use Muon"
         )
     return specs
 
@@ -78,11 +79,11 @@ def _pairs(model: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Linear, nn.Lin
 
 
 class PartnerGram(Geometry):
-    """Right map ½(WᵀW + λI)^(−1/2), head by head, W the weight a layer is multiplied with.
+    """Right map ½(WᵀW + λI)^(−1/2), head by head; W is the weight that a layer is multiplied with.
 
-    For a query layer that is the key layer, and the other way round; the two moves share one
-    budget, hence the ½. An interpretation of the paper's undefined "Q/K partner metric", after the
-    nearest public definition (compositional Muon).
+    For a query layer this is the key layer, and the other way round. Both updates share one budget,
+    hence the ½. This is an interpretation of the paper's "Q/K partner metric", which it does not
+    define; it follows the nearest public definition (compositional Muon).
     """
 
     reads_weights = True
@@ -93,7 +94,7 @@ class PartnerGram(Geometry):
         weights = {layer.parameter: layer.whole_weight for layer in due}
         paired = [layer for layer in due if layer.spec.partner is not None]
         failed: list[Layer] = []
-        for batch in alike(paired, lambda layer: (layer.shape, layer.blocks, layer.dtype)):
+        for batch in group_by_key(paired, lambda layer: (layer.shape, layer.blocks, layer.dtype)):
             W = torch.stack([_partner_weights(layer, weights) for layer in batch])
             gram = W.mT @ W
             damped = gram + group["partner_damping"] * identity_like(gram)
@@ -104,7 +105,7 @@ class PartnerGram(Geometry):
 
 
 def _partner_weights(layer: Layer, weights: Mapping[Tensor, Tensor]) -> Tensor:
-    """The partner's matrices, head by head; siblings have one owner, which sees both whole."""
+    """The partner's matrices, head by head. Both have the same owner, which has both whole."""
     assert layer.spec.partner is not None
     whole = weights.get(layer.spec.partner, layer.spec.partner)
     return Layer("", whole, {}, LayerSpec(heads=layer.spec.rows)).weights
@@ -161,8 +162,8 @@ class MuonQK(MatrixOptimizer):
     other matrix as in `Muon`. This is our interpretation of the paper's Tiny Shakespeare control,
     "Muon with the campaign's Q/K partner metric, headwise Q/K treatment", which it does not define.
 
-    It takes a model, which must hold attention modules with query and key linear layers; `heads` is
-    read off them when None, and `partner_damping` is λ.
+    It needs a model with attention modules that have query and key linear layers. If `heads` is
+    None, it is read from these modules. `partner_damping` is λ.
     """
 
     recipe = RECIPE

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from gomuon.functional.linalg import guarded, identity_like, trace_mean
 from gomuon.functional.oracle import preconditioned
-from gomuon.geometry.captured import CapturedMoments, map_jobs, run
+from gomuon.geometry.captured import CapturedMoments, map_jobs, run_jobs
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.recipes.recipe import Recipe
@@ -41,7 +41,7 @@ def ridge_inverse_map(layers: Sequence[Layer], group: Group) -> list[Layer]:
         ridge = group["damping"] * trace_mean(S) + 1e-8
         return torch.linalg.inv(S + ridge * identity_like(S))
 
-    return run(map_jobs(layers, "right", lambda S: guarded(inverse, S)))
+    return run_jobs(map_jobs(layers, "right", lambda S: guarded(inverse, S)))
 
 
 def momentum_of_right_preconditioned(stack: Stack, group: Group) -> Tensor:

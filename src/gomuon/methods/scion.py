@@ -26,7 +26,7 @@ def polar_or_sign(X: Tensor, stack: Stack, group: Group) -> Tensor:
 
 
 def radius_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
-    """The radius of the norm ball, times √(m/n) where the norm is spectral."""
+    """D times the radius of the norm ball, and times √(m/n) if the norm is spectral."""
     return group["radius"] * (1.0 if group["norm"] == "sign" else aspect(D, clipped=False)) * D
 
 
@@ -87,8 +87,8 @@ RECIPE = Recipe(
 class Scion(MatrixOptimizer):
     """Scion: the LMO of the spectral norm for hidden layers, of the sign norm for the head.
 
-    `constrained=True` multiplies the weights by 1 − lr, which keeps them in the norm ball; `radius`
-    and `head_radius` are those of the two balls. Bare parameters are all taken as hidden layers.
+    `constrained=True` multiplies the weights by 1 − lr, which keeps them in the norm ball. `radius`
+    and `head_radius` are the radii of the two balls. Bare parameters all count as hidden layers.
     """
 
     recipe = RECIPE

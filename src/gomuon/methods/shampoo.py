@@ -37,7 +37,7 @@ def ridge_roots(S: Tensor, observations: int, group: Group) -> list[Tensor | Non
     """(S + ridge·λ_max·I)^(−power)."""
 
     def root(S: Tensor) -> Tensor:
-        # In float64, because a ridge of 1e-6 is as small as float32's own errors.
+        # In float64, because a ridge of 1e-6 is as small as the rounding errors of float32.
         values, V = decompose(torch.linalg.eigh, widened(S))
         largest = values[..., -1:]
         ridged = torch.where(largest > 0, values.clamp_min(0) + group["ridge"] * largest, 1.0)
@@ -99,8 +99,8 @@ RECIPE = Recipe(
 class Shampoo(MatrixOptimizer):
     """Scalable Shampoo: inverse roots of gradient Grams, grafted to another rule's length.
 
-    `graft` is "sgd", "adagrad", "rmsprop" or None. Sides above `block_size` are cut into pieces of
-    that size, the last one filled up with zeros. `factor_decay=1` sums.
+    `graft` is "sgd", "adagrad", "rmsprop" or None. Sides above `block_size` are cut into blocks of
+    this size; the last block is filled up with zeros. With `factor_decay=1` Grams are summed.
     """
 
     recipe = RECIPE

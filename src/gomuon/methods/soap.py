@@ -32,7 +32,7 @@ from gomuon.settings import BETAS, DECAY, INTERVAL, NOT_NEGATIVE, WHOLE, Setting
 class RotatingBasis(Geometry):
     """Q_L, Q_R: eigenvectors at first, then one power step and QR every `refresh_every` steps.
 
-    Everything happens after the update, with the gradient the update was made of.
+    All of this happens after the update, with the gradient of the update.
     """
 
     description = "gradient Gram moments and their eigenbasis"
@@ -46,10 +46,10 @@ class RotatingBasis(Geometry):
         for stack in stacks:
             for side, G in (("left", stack.G), ("right", stack.G.mT)):
                 if G.shape[-2] <= group["max_side"]:
-                    _follow(stack, side, G @ G.mT, group, rotate=bool(due))
+                    _update_basis(stack, side, G @ G.mT, group, rotate=bool(due))
 
 
-def _follow(stack: Stack, side: str, gram: Tensor, group: Group, *, rotate: bool) -> None:
+def _update_basis(stack: Stack, side: str, gram: Tensor, group: Group, *, rotate: bool) -> None:
     factor = stack.factor(f"{side}_factor", start=torch.zeros_like(gram))
     stack.remember(factor, factor.lerp(gram, 1 - group["factor_decay"]))
     basis = stack.map(f"{side}_basis")
@@ -61,12 +61,12 @@ def _follow(stack: Stack, side: str, gram: Tensor, group: Group, *, rotate: bool
 
 
 def _rotate(stack: Stack, side: str, factor: Tensor, basis: Tensor) -> None:
-    """One power step; the second moment follows its directions as they change places."""
+    """One power step. The directions are sorted; the second moment is sorted in the same way."""
     estimate = (basis * (factor @ basis)).sum(-2)  # diag(QᵀLQ)
     order = estimate.argsort(dim=-1, descending=True)
     ordered = torch.take_along_dim(basis, order.unsqueeze(-2), dim=-1)
     rotated = over_batch(lambda part: torch.linalg.qr(part), factor @ ordered)[0]
-    # Where the power step overflows, the basis keeps its directions, in their new places.
+    # If the power step overflows, the basis keeps its directions, in the new order.
     stack.set(f"{side}_basis", stack.usable(rotated, ordered))
     square = stack.memory("square")
     index = order.unsqueeze(-1) if side == "left" else order.unsqueeze(-2)
@@ -95,7 +95,7 @@ def rotated_adam(X: Tensor, stack: Stack, group: Group) -> Tensor:
 
 
 def shrunk_with_weights(D: Tensor, stack: Stack, group: Group) -> Tensor:
-    """(1 − lr·λ)·D: weight decay applied after the update shortens the update too."""
+    """(1 − lr·λ)·D: weight decay after the update also shortens the update."""
     return (1 - group["lr"] * group["weight_decay"]) * D
 
 

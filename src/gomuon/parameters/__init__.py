@@ -1,1 +1,1 @@
-"""A model's parameters: how each is treated, and how it is cut into matrices."""
+"""A model's parameters: which optimizer treats each, and how it is cut into matrices."""

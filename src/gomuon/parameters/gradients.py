@@ -1,4 +1,4 @@
-"""Gradients that cannot be used: which they are, and why."""
+"""Finds gradients that cannot be used, and why."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -28,16 +28,16 @@ def dense_gradients(groups: Sequence[Mapping[str, Any]]) -> Gradients:
     ]
     for name, gradient in present:
         if gradient.layout != torch.strided:
-            raise ValueError(f"the gradient of {name!r} is sparse; expected a dense one")
+            raise ValueError(f"the gradient of {name!r} is sparse; expected a dense gradient")
     return present
 
 
 def unusable_gradients(gradients: Gradients) -> str | None:
-    """Which gradients cannot be used, in words; None when all can.
+    """A message that names the gradients that cannot be used; None if all can.
 
-    They hold NaN, infinity, or numbers so large that their squares overflow.
+    Such gradients hold NaN, infinity, or numbers so large that their squares overflow.
     """
-    # In the step's precision: half precision overflows where float32 does not.
+    # In the step's precision: float16 overflows where float32 does not.
     bad = [(name, g) for name, g in gradients if not _norm(g).isfinite()]
     if not bad:
         return None

@@ -11,7 +11,7 @@ Group = Mapping[str, Any]
 
 
 def groups_of(table: RoutingTable) -> list[dict[str, Any]]:
-    """One group for the matrices and one for AdamW, so that schedulers scale each by its own lr."""
+    """One group for the matrices and one for AdamW, so that each has its own lr."""
     groups = [
         {
             "params": [(route.name, route.parameter) for route in table.treated(treatment)],
@@ -29,7 +29,7 @@ def is_matrix(group: Group, parameter: Tensor) -> bool:
 
 
 def parameter_name(group: Group, index: int, position: int) -> str:
-    """The name the user gave, or the parameter's place among the groups."""
+    """The user's name for a parameter, or else its group and position."""
     names = group.get("param_names")
     return names[position] if names else f"group {index}, parameter {position}"
 
@@ -40,16 +40,14 @@ def named(group: Group, index: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def with_groups(table: RoutingTable, groups: Sequence[Group]) -> RoutingTable:
-    """The table, and what the groups hold beyond it."""
+    """The table, with the groups' parameters that are not in it added."""
     listed = {route.parameter for route in table}
     added = [
         Route(
             name,
             parameter,
             "matrix" if is_matrix(group, parameter) else "adamw",
-            f"{parameter.ndim} dimensions"
-            if group["treatment"] == "auto"
-            else "asked for by its group",
+            f"{parameter.ndim} dimensions" if group["treatment"] == "auto" else "set by its group",
         )
         for index, group in enumerate(groups)
         for name, parameter in named(group, index)
@@ -59,16 +57,16 @@ def with_groups(table: RoutingTable, groups: Sequence[Group]) -> RoutingTable:
 
 
 def names_of_model(params: Any, groups: Sequence[Group], model: nn.Module | None) -> Any:
-    """Parameters of a new group under the model's names for them, if the other groups have names.
+    """The parameters of a new group with their names in the model, if other groups have names.
 
     Args:
-        params: as `add_param_group` takes them.
+        params: the `params` of a group given to `add_param_group`.
         groups: the optimizer's other groups.
         model: the attached model.
     """
     named_already = bool(groups) and "param_names" in groups[0]
     if model is None or not named_already or isinstance(params, set):
-        return params  # torch refuses sets itself
+        return params  # torch itself raises an error for sets
     given = [params] if isinstance(params, Tensor) else list(params)
     if not all(isinstance(one, Tensor) for one in given):
         return given

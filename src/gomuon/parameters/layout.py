@@ -8,8 +8,8 @@ from torch import Tensor
 
 from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.routing import RoutingTable
-from gomuon.parameters.specs import PLAIN, LayerSpec, cut
-from gomuon.parameters.stacks import Layer, follow
+from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, with_block_size
+from gomuon.parameters.stacks import Layer, move_state_with
 from gomuon.parameters.state import Cut
 
 Group = Mapping[str, Any]
@@ -18,7 +18,7 @@ State = Mapping[Tensor, dict[str, Any]]
 
 @dataclass(frozen=True)
 class MatrixParameter:
-    """A matrix parameter that takes part in a step."""
+    """A matrix parameter that is updated in a step."""
 
     name: str
     parameter: Tensor
@@ -28,7 +28,7 @@ class MatrixParameter:
 
     @property
     def layer(self) -> Layer:
-        """The layer, for a rank that holds the whole parameter."""
+        """The layer, for a rank that has the whole parameter."""
         return Layer(self.name, self.parameter, self.state, self.spec, self.phase)
 
 
@@ -39,8 +39,8 @@ class Layout:
     Attributes:
         patterns: the user's `specs`.
         table: the routing of the model's parameters.
-        specs: how parameters are cut, where that is not plain.
-        phases: the part of the refresh interval by which layers refresh later, if staggered.
+        specs: how parameters are cut, if not as one matrix.
+        phases: for staggered layers, the fraction of the interval by which they refresh later.
     """
 
     patterns: Mapping[str, LayerSpec] = field(default_factory=dict)
@@ -50,12 +50,12 @@ class Layout:
 
     def spec_of(self, parameter: Tensor, group: Group) -> LayerSpec:
         """How a parameter is cut in a group with these settings."""
-        return cut(self.specs.get(parameter, PLAIN), group)
+        return with_block_size(self.specs.get(parameter, DEFAULT_SPEC), group)
 
     def divided(
         self, index: int, group: Group, state: State
     ) -> tuple[list[MatrixParameter], list[tuple[Tensor, dict[str, Any]]]]:
-        """A group's parameters with gradients: its matrices, and AdamW's with their states."""
+        """A group's parameters with gradients: matrices, and AdamW parameters with their states."""
         matrices: list[MatrixParameter] = []
         others: list[tuple[Tensor, dict[str, Any]]] = []
         joined = {spec.bias for weight, spec in self.specs.items() if weight.grad is not None}
@@ -67,12 +67,12 @@ class Layout:
                 spec, phase = self.spec_of(parameter, group), self.phases.get(parameter, 0.0)
                 matrices.append(MatrixParameter(name, parameter, entries, spec, phase))
             else:
-                follow(parameter, entries)
+                move_state_with(parameter, entries)
                 others.append((parameter, entries))
         return matrices, others
 
     def cut_of(self, parameter: Tensor, group: Group, *, known: bool) -> Cut:
-        """The shapes of what a parameter's state may hold; `known` if its model is attached."""
+        """How a parameter is cut, to check its state. `known` says that its model is attached."""
         if not parameter.ndim or not parameter.numel():
             return Cut(frozenset(), (0, 0, 0, 0))  # no matrix
         layer = Layer("", parameter, {}, self.spec_of(parameter, group))

@@ -1,4 +1,4 @@
-"""Which parameter of a model is treated how, and why."""
+"""Decides the treatment of each parameter of a model, with the reason."""
 
 import difflib
 import fnmatch
@@ -9,21 +9,21 @@ from typing import Literal, TypeVar, get_args
 import torch
 from torch import Tensor, nn
 
-from gomuon.errors import shown
+from gomuon.errors import describe_value
 from gomuon.parameters.rows import ConvRows, Sampling, rows_for
-from gomuon.parameters.sharding import is_fully_sharded, is_sharded, refusal
+from gomuon.parameters.sharding import is_fully_sharded, is_sharded, why_not_supported
 
 Choice = TypeVar("Choice")
 Treatment = Literal["matrix", "adamw", "frozen"]
 Routes = Mapping[str, Treatment] | Callable[[str, nn.Module, nn.Parameter], Treatment | None] | None
 
-# Names the field gives to the layer that makes the logits.
+# Usual names of the layer that computes the logits.
 _HEAD_NAMES = {"lm_head", "head", "classifier", "output_head", "embed_out", "unembed", "score"}
 
 
 @dataclass(frozen=True)
 class Route:
-    """One parameter, its treatment, and the reason."""
+    """A parameter, its treatment, and the reason."""
 
     name: str
     parameter: Tensor
@@ -32,7 +32,7 @@ class Route:
 
 
 class RoutingTable(tuple[Route, ...]):
-    """The routes of a model in its parameters' order; prints as a table."""
+    """The routes of a model, in the order of its parameters. Prints as a table."""
 
     def treated(self, treatment: Treatment) -> list[Route]:
         return [route for route in self if route.treatment == treatment]
@@ -55,33 +55,33 @@ def route(model: nn.Module, routes: Routes = None) -> RoutingTable:
     """Give every parameter of `model` a treatment.
 
     Args:
-        model: what is trained.
-        routes: overrides; glob patterns of parameter names to treatments, or a function of
-            (name, module, parameter) that returns a treatment or None.
+        model: the model to train.
+        routes: overrides. Either a dict from glob patterns of parameter names to treatments, or a
+            function of (name, module, parameter) that returns a treatment or None.
 
     Raises:
-        ValueError: the model has no parameter or no hidden matrix, a parameter is of a kind that
-            cannot be trained, or an override matches nothing or names no treatment.
+        ValueError: the model has no parameter or no hidden matrix, a parameter cannot be trained,
+            or an override matches no parameter or has an unknown treatment.
     """
     if any(type(module).__name__ == "FullyShardedDataParallel" for module in model.modules()):
         raise ValueError(
-            "FullyShardedDataParallel (FSDP1) flattens parameters, so no matrix is left to see; "
-            "use fully_shard (FSDP2) from torch.distributed.fsdp, or DistributedDataParallel"
+            "FullyShardedDataParallel (FSDP1) flattens parameters, so there are no matrices; use "
+            "fully_shard (FSDP2) from torch.distributed.fsdp, or DistributedDataParallel"
         )
     owners = _owners(model)
     if any(map(is_sharded, owners)) and not any(map(is_fully_sharded, model.modules())):
         raise ValueError(
-            f"parameters of {type(model).__name__} are sharded, but not by fully_shard: tensor "
-            "parallelism is not supported"
+            f"parameters of {type(model).__name__} are sharded, but not by fully_shard; tensor "
+            "parallelism is not supported: use fully_shard or DistributedDataParallel"
         )
     if not owners:
-        raise ValueError(f"{type(model).__name__} has no parameters: there is nothing to optimize")
+        raise ValueError(f"{type(model).__name__} has no parameters to optimize")
     override = _override(routes, [homes[0][0] for homes in owners.values()])
     head = _output_head(model)
     table = []
     for parameter, homes in owners.items():
         name, module = homes[0]
-        treatment, reason = override(name, module, parameter), "asked for by routes"
+        treatment, reason = override(name, module, parameter), "set by routes"
         if treatment is None:
             check_trainable(name, parameter)
             treatment, reason = _treatment(parameter, homes, head)
@@ -91,26 +91,26 @@ def route(model: nn.Module, routes: Routes = None) -> RoutingTable:
     result = RoutingTable(table)
     if not result.treated("matrix"):
         raise ValueError(
-            f"{type(model).__name__} has no linear layer or convolution, so there is nothing "
-            "for a matrix optimizer to do; use torch.optim.AdamW, or name matrices with "
+            f"{type(model).__name__} has no linear layer or convolution, so a matrix optimizer has "
+            "nothing to do; use torch.optim.AdamW, or select matrices with "
             f'routes={{pattern: "matrix"}}. Its parameters:\n{result}'
         )
     return result
 
 
 def check_trainable(name: str, parameter: Tensor) -> None:
-    """Raise a ValueError for parameters no treatment fits."""
+    """Raise a ValueError for a parameter that cannot be trained."""
     if nn.parameter.is_lazy(parameter):
         raise ValueError(
-            f"parameter {name!r} is not initialised yet; run one forward pass before making the "
+            f"parameter {name!r} is not initialised yet; run one forward pass before you make the "
             "optimizer"
         )
     if parameter.is_complex() or not parameter.is_floating_point():
         raise ValueError(
-            f"parameter {name!r} is {parameter.dtype}; expected a real floating dtype (leave it "
-            f'out with routes={{{name!r}: "frozen"}})'
+            f"parameter {name!r} is {parameter.dtype}; expected a real floating-point dtype (leave "
+            f'it out with routes={{{name!r}: "frozen"}})'
         )
-    if is_sharded(parameter) and (reason := refusal(name, parameter)):
+    if is_sharded(parameter) and (reason := why_not_supported(name, parameter)):
         raise ValueError(reason)
     if parameter.layout != torch.strided:
         raise ValueError(
@@ -118,17 +118,17 @@ def check_trainable(name: str, parameter: Tensor) -> None:
         )
 
 
-# What wrappers put into the names of the modules they wrap.
+# Parts that wrappers insert into module names.
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 def plain_name(name: str) -> str:
-    """A parameter's name as it was before compiling and checkpoint wrappers."""
+    """A parameter's name without the parts that compiling and checkpointing insert."""
     return ".".join(part for part in name.split(".") if part not in _WRAPPERS)
 
 
 def _owners(model: nn.Module) -> dict[nn.Parameter, list[tuple[str, nn.Module]]]:
-    """Each parameter's names and modules; several when it is tied."""
+    """The names and modules of each parameter; several if it is tied."""
     owners: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}
     for prefix, module in model.named_modules():
         for leaf, parameter in module.named_parameters(prefix, recurse=False):
@@ -145,7 +145,7 @@ def _treatment(
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
             if module.sparse:
                 raise ValueError(
-                    f"embedding {homes[0][0]!r} asks for sparse gradients, which are not "
+                    f"embedding {homes[0][0]!r} has sparse=True, but sparse gradients are not "
                     "supported; make it with sparse=False"
                 )
             return "adamw", f"embedding{tied}"
@@ -156,15 +156,15 @@ def _treatment(
         conv = any(isinstance(one, ConvRows) for one in rows)
         return "matrix", f"{'convolution' if conv else 'linear layer'}{tied}"
     if isinstance(modules[0], nn.MultiheadAttention) and parameter.ndim == 2:
-        return "matrix", "attention projection outside any linear layer: identity maps"
+        return "matrix", "attention projection without a linear layer: identity maps"
     if sum(size > 1 for size in parameter.shape) < 2:
         kind = "bias" if homes[0][0].endswith("bias") else "vector"
         return "adamw", f"{kind} of {type(modules[0]).__name__}{tied}"
-    return "adamw", f"{type(modules[0]).__name__} is no linear layer{tied}"
+    return "adamw", f"{type(modules[0]).__name__} is not a linear layer{tied}"
 
 
 def _output_head(model: nn.Module) -> nn.Module | None:
-    """The linear layer that makes the logits: by interface, by name, or by standing last."""
+    """The linear layer that computes the logits: found by interface, by name, or by being last."""
     getter = getattr(model, "get_output_embeddings", None)
     if callable(getter) and isinstance(head := getter(), nn.Linear):
         return head
@@ -173,9 +173,9 @@ def _output_head(model: nn.Module) -> nn.Module | None:
         if name.rpartition(".")[2] in _HEAD_NAMES:
             return module
     if not linears or sum(rows_for(m, Sampling()) is not None for m in model.modules()) < 2:
-        return None  # a lone matrix is what the user wants optimized
+        return None  # the only matrix must be the one to optimize
     name, module = linears[-1]
-    # Inside a numbered block (blocks.2.mlp.down) the last layer is a hidden one.
+    # If the last layer is inside a numbered block (blocks.2.mlp.down), it is a hidden layer.
     in_block = any(part.isdigit() for part in name.split(".")[:-1])
     return None if in_block else module
 
@@ -188,7 +188,7 @@ def _override(
     if callable(routes):
         return lambda name, module, parameter: _known(routes(name, module, parameter), name)
     if not isinstance(routes, Mapping):
-        raise TypeError(f"routes must be a dict, a function or None, got {shown(routes)}")
+        raise TypeError(f"routes must be a dict, a function or None, got {describe_value(routes)}")
     for pattern, treatment in routes.items():
         _known(treatment, pattern)
     chosen = dict(select(routes, names, "routes"))
@@ -198,19 +198,19 @@ def _override(
 def select(
     patterns: Mapping[str, Choice], names: list[str], keyword: str
 ) -> Iterator[tuple[str, Choice]]:
-    """Each name a pattern matches, with the first matching pattern's value.
+    """Each name that a pattern matches, with the value of the first matching pattern.
 
     Raises:
-        TypeError: a pattern is no string.
-        ValueError: a pattern matches nothing.
+        TypeError: a pattern is not a string.
+        ValueError: a pattern matches no name.
     """
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise TypeError(f"{keyword} must have names as keys, got {shown(pattern)}")
+            raise TypeError(f"{keyword} must have names as keys, got {describe_value(pattern)}")
         if not fnmatch.filter(names, pattern):
             near = difflib.get_close_matches(pattern, names, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{keyword} names {pattern!r}, which matches no parameter{hint}")
+            raise ValueError(f"{keyword} has {pattern!r}, which matches no parameter{hint}")
     for name in names:
         for pattern, value in patterns.items():
             if fnmatch.fnmatchcase(name, pattern):

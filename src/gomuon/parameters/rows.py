@@ -1,4 +1,4 @@
-"""A module's input and output gradient as rows x and δ, one row for each use of the weight."""
+"""A module's inputs and output gradients as rows x and δ, one row for each use of the weight."""
 
 import math
 from dataclasses import dataclass
@@ -16,11 +16,11 @@ class Sampling:
     """Which rows enter the statistics, and in which form.
 
     Args:
-        stride: of every sequence, every stride-th position.
-        skip: the first positions left out.
-        reduce: K-FAC-reduce; one row per example, inputs averaged and gradients summed over
+        stride: use every stride-th position of each sequence.
+        skip: leave out this many positions at the start of each sequence.
+        reduce: K-FAC-reduce: one row per example, with inputs averaged and gradients summed over
             positions. The default is K-FAC-expand, one row per position.
-        ones: inputs extended by a one, for a bias that joins the matrix.
+        ones: append a one to the inputs, for a bias that joins the matrix.
     """
 
     stride: int = 1
@@ -30,13 +30,13 @@ class Sampling:
 
     @property
     def takes_all(self) -> bool:
-        """Whether every row enters as it is."""
+        """Whether all rows are used, unchanged."""
         return self.stride == 1 and not self.skip and not self.reduce
 
 
 @dataclass(frozen=True)
 class LinearRows:
-    """y = Wx over the last dimension; dimensions between the first and the last are positions."""
+    """y = Wx over the last dimension. Dimensions between the first and the last are positions."""
 
     sampling: Sampling = Sampling()
 
@@ -50,11 +50,11 @@ class LinearRows:
         return self._rows(g, average=False)
 
     def uses(self, g: Tensor) -> int:
-        """Rows the weight was used on, before any are left out."""
+        """The number of rows the weight was applied to, before sampling."""
         return len(g) if self.sampling.reduce and g.ndim > 2 else g.numel() // g.shape[-1]
 
     def positions(self, y: Tensor) -> tuple[int, ...]:
-        """The shape y's rows are laid out in."""
+        """The shape of y without its channels: one row per position."""
         return y.shape[:-1]
 
     def mask_rows(self, mask: Tensor) -> Tensor:
@@ -66,7 +66,7 @@ class LinearRows:
         return y.shape[-1:] == moment[-1:]
 
     def fits_input(self, x: Tensor, y: Tensor, moment: tuple[int, ...]) -> bool:
-        """Whether x has rows for a moment of this shape, as many as y."""
+        """Whether x has rows for a moment of this shape, and as many rows as y."""
         width = moment[-1] - self.sampling.ones
         if x.shape[-1:] != (width,):
             return False
@@ -79,16 +79,16 @@ class LinearRows:
         v = v.flatten(1, -2)
         if self.sampling.stride > 1 or self.sampling.skip:
             v = v[:, self.sampling.skip :: self.sampling.stride]
-        if self.sampling.reduce and v.shape[1]:  # no positions give no row
+        if self.sampling.reduce and v.shape[1]:  # without positions there is no row
             v = v.mean(1) if average else v.sum(1)
         return v.reshape(-1, v.shape[-1])
 
 
 @dataclass(frozen=True)
 class ConvRows:
-    """A convolution as K-FAC sees it: a linear map of unfolded patches, one per output position.
+    """A convolution as in K-FAC: a linear map of unfolded patches, one per output position.
 
-    Grouped convolutions give one matrix per group: rows come as [groups, N, …].
+    Grouped convolutions have one matrix per group: rows are [groups, N, …].
     """
 
     kernel: tuple[int, ...]
@@ -125,12 +125,12 @@ class ConvRows:
         return self._rows(g, average=False)
 
     def uses(self, g: Tensor) -> int:
-        """Rows the weight was used on, before any are left out."""
+        """The number of rows the weight was applied to, before sampling."""
         g = g if g.ndim == len(self.kernel) + 2 else g.unsqueeze(0)
         return len(g) if self.sampling.reduce else g.numel() // g.shape[1]
 
     def positions(self, y: Tensor) -> tuple[int, ...]:
-        """The shape y's rows are laid out in."""
+        """The shape of y without its channels: one row per position."""
         dims = len(self.kernel)
         return (*y.shape[: -dims - 1], *y.shape[-dims:])
 
@@ -147,7 +147,7 @@ class ConvRows:
         return (batched or y.ndim == dims + 1) and y.shape[batched] == channels
 
     def fits_input(self, x: Tensor, y: Tensor, moment: tuple[int, ...]) -> bool:
-        """Whether x has rows for a moment of this shape, as many as y."""
+        """Whether x has rows for a moment of this shape, and as many rows as y."""
         channels = (moment[-1] - self.sampling.ones) // math.prod(self.kernel) * self.groups
         batched = int(y.ndim == len(self.kernel) + 2)
         if x.ndim != y.ndim or x.shape[batched] != channels:
@@ -177,7 +177,7 @@ Convolution = nn.Conv1d | nn.Conv2d | nn.Conv3d
 
 
 def rows_for(module: nn.Module, sampling: Sampling) -> Rows | None:
-    """How to read rows of a module whose weight can be captured; None for every other module."""
+    """How to read the rows of a module; None if the module cannot be captured."""
     if isinstance(module, nn.Linear) or is_transposed_linear(module):
         return LinearRows(sampling)
     if isinstance(module, Convolution) and module.padding_mode == "zeros":
@@ -193,7 +193,7 @@ def rows_for(module: nn.Module, sampling: Sampling) -> Rows | None:
 
 
 def can_capture(v: Tensor, device: torch.device) -> bool:
-    """Whether a moment can be formed of v: a dense real tensor on the weight's device."""
+    """Whether a moment of v can be formed: v is dense, real and on the weight's device."""
     if v.layout != torch.strided or v.is_nested or v.is_quantized or v.is_complex():
         return False
     if v.is_meta or v.device != device:
@@ -201,8 +201,8 @@ def can_capture(v: Tensor, device: torch.device) -> bool:
     if torch.compiler.is_compiling():
         return True
     if type(v).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        return False  # a fake or masked tensor, whose operations mean something else
-    # Inference tensors cannot be kept for the backward pass; the tap has no forward-mode rule.
+        return False  # a fake or masked tensor, whose operations work differently
+    # Inference tensors cannot be saved for backward; the tap has no forward-mode derivative.
     return not v.is_inference() and forward_ad.unpack_dual(v).tangent is None
 
 
@@ -212,8 +212,8 @@ def is_transposed_linear(module: nn.Module) -> bool:
 
 
 def _padding(module: Convolution) -> tuple[tuple[int, int], ...]:
-    """Zeros added before and after each dimension."""
-    if module.padding == "same":  # torch pads an odd one at the end
+    """The number of zeros added before and after each dimension."""
+    if module.padding == "same":  # torch pads one more at the end if the number is odd
         total = [d * (k - 1) for d, k in zip(module.dilation, module.kernel_size, strict=True)]
         return tuple((size // 2, size - size // 2) for size in total)
     if module.padding == "valid":

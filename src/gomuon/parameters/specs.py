@@ -1,4 +1,4 @@
-"""How parameters are cut into matrices: by their module, and as a user's `specs` say."""
+"""How parameters are cut into matrices: by their module and by the user's `specs`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gomuon.errors import shown
+from gomuon.errors import describe_value
 from gomuon.parameters.routing import Route, RoutingTable, plain_name, select
 from gomuon.parameters.rows import ConvRows, Sampling, is_transposed_linear, rows_for
 
@@ -18,16 +18,17 @@ class LayerSpec:
     """How a parameter is cut into matrices.
 
     Args:
-        heads: heads along the outputs, each a matrix of its own: of a query, key or value.
-        input_heads: heads along the inputs: of an attention's output projection.
-        parts: layers fused along the outputs, each with that many heads: 3 for a qkv, or the groups
-            of a convolution.
-        block: instead of a number of blocks, the largest side of one; what is left over at the end
-            is filled up with zeros, which no Gram matrix notices.
-        transposed: the parameter is stored inputs × outputs.
-        partner: the weight this one is multiplied with (queries with keys), for geometries made
-            of it.
-        bias: a bias that joins the matrix as its last column, with inputs extended by a one.
+        heads: the number of heads along the outputs (for a query, key or value). Each head is a
+            matrix of its own.
+        input_heads: the number of heads along the inputs (for an attention's output projection).
+        parts: the number of layers fused along the outputs, each with `heads` heads: 3 for a fused
+            qkv, or the groups of a convolution.
+        block: instead of a number of blocks, the largest side of a block. The last block is filled
+            up with zeros, which do not change Gram matrices.
+        transposed: the parameter is stored as inputs × outputs.
+        partner: the weight that this weight is multiplied with (keys for queries), for geometries
+            that use it.
+        bias: a bias that joins the matrix as its last column. The inputs then end with a one.
     """
 
     heads: int = 1
@@ -40,37 +41,40 @@ class LayerSpec:
 
     @property
     def rows(self) -> int:
-        """Equal blocks along the outputs."""
+        """The number of equal blocks along the outputs."""
         return self.parts * self.heads
 
     @property
     def columns(self) -> int:
-        """Equal blocks along the inputs."""
+        """The number of equal blocks along the inputs."""
         return self.input_heads
 
     def tiling(self, m: int, n: int) -> tuple[int, int, int, int]:
-        """Blocks along rows and columns, and the two sides of one."""
+        """The number of blocks along rows and columns, and the two sides of a block."""
         if self.block is None:
             return self.rows, self.columns, m // self.rows, n // self.columns
         high, wide = min(m, self.block), min(n, self.block)
         return -(-m // high), -(-n // wide), high, wide
 
 
-PLAIN = LayerSpec()
+DEFAULT_SPEC = LayerSpec()
 
 
 def check_spec(name: str, parameter: Tensor, spec: LayerSpec) -> None:
-    """Raise a ValueError when the blocks do not divide the parameter."""
+    """Raise a ValueError if the blocks do not divide the parameter."""
     if not parameter.ndim:
-        raise ValueError(f"{name!r} is a single number, which cannot be cut; leave it out of specs")
+        raise ValueError(f"{name!r} is a scalar and cannot be cut; leave it out of specs")
     m, n = matrix_sides(parameter, spec)
     for side, size, blocks in (("rows", m, spec.rows), ("columns", n, spec.columns)):
         if blocks < 1 or size % blocks:
-            raise ValueError(f"{blocks} blocks do not divide the {size} {side} of {name!r}")
+            raise ValueError(
+                f"{name!r} has {size} {side}, which {blocks} blocks do not divide; change its "
+                "LayerSpec"
+            )
 
 
 def matrix_sides(parameter: Tensor, spec: LayerSpec) -> tuple[int, int]:
-    """Output and input side of the whole matrix."""
+    """The output side m and the input side n of the whole matrix."""
     first = parameter.shape[0]
     rest = parameter.numel() // first
     m, n = (rest, first) if spec.transposed else (first, rest)
@@ -78,7 +82,7 @@ def matrix_sides(parameter: Tensor, spec: LayerSpec) -> tuple[int, int]:
 
 
 def joined_biases(model: nn.Module, table: RoutingTable) -> RoutingTable:
-    """Route biases of matrices with their weights, for recipes that append them as a column."""
+    """Route biases like their weights, for recipes that join them to the weight as a column."""
     matrices = {route.parameter for route in table.treated("matrix")}
     joined = {
         module.bias
@@ -97,7 +101,7 @@ def joined_biases(model: nn.Module, table: RoutingTable) -> RoutingTable:
 
 
 def module_specs(model: nn.Module, biases: set[Tensor]) -> dict[Tensor, LayerSpec]:
-    """How the weights of a model's modules are cut, from what kind of module they belong to."""
+    """How weights are cut because of their module, such as a grouped convolution."""
     specs: dict[Tensor, LayerSpec] = {}
     for module in model.modules():
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
@@ -119,37 +123,37 @@ def layer_specs(
     *,
     captured: bool = False,
 ) -> dict[Tensor, LayerSpec]:
-    """How parameters are cut into matrices: by module, then as a user's `specs` say.
+    """How parameters are cut into matrices: by module, then by the user's `specs`.
 
     Raises:
-        ValueError: a pattern matches nothing, or a parameter cannot be cut so; where moments are
-            captured they come by module, which a `block` does not follow.
+        ValueError: a pattern matches no parameter, or a parameter cannot be cut this way. `block`
+            is not possible with captured moments, which are captured per module.
     """
     specs = module_specs(model, biases)
     names = {plain_name(name): p for name, p in model.named_parameters()}
     for name, spec in select(patterns, list(names), "specs"):
         if not isinstance(spec, LayerSpec):
-            raise TypeError(f"specs must give {name!r} a LayerSpec, got {shown(spec)}")
-        own = specs.get(names[name], PLAIN)
+            raise TypeError(f"specs must have a LayerSpec for {name!r}, got {describe_value(spec)}")
+        own = specs.get(names[name], DEFAULT_SPEC)
         if own.parts > 1 and (spec.rows, spec.columns) != (own.parts, 1):
             raise ValueError(
-                f"{name!r} is a convolution of {own.parts} groups, each a matrix of its own; it "
-                f"cannot be cut into {spec.rows} × {spec.columns}: leave it out of specs"
+                f"{name!r} is a convolution with {own.parts} groups, each of them a matrix; it "
+                f"cannot be cut into {spec.rows} × {spec.columns} blocks: leave it out of specs"
             )
         if captured and spec.block is not None:
             raise ValueError(
-                f"block={spec.block} of {name!r} does not go with captured moments; say heads, "
+                f"block={spec.block} of {name!r} is not possible with captured moments; use heads, "
                 "input_heads or parts"
             )
-        # How a weight is stored and what joins it is the module's affair, not the user's.
+        # The module decides how a weight is stored and which bias joins it, not the user.
         merged = replace(spec, transposed=own.transposed or spec.transposed, bias=own.bias)
         check_spec(name, names[name], merged)
         specs[names[name]] = merged
     return specs
 
 
-def cut(spec: LayerSpec, group: Group) -> LayerSpec:
-    """Sides above `block_size` in pieces of that size, where a group has one."""
+def with_block_size(spec: LayerSpec, group: Group) -> LayerSpec:
+    """The spec, cut into blocks of the group's `block_size` if it has this setting."""
     size = group.get("block_size")
-    plain = replace(spec, transposed=False) == PLAIN
-    return replace(spec, block=size) if size is not None and plain else spec
+    is_uncut = replace(spec, transposed=False) == DEFAULT_SPEC
+    return replace(spec, block=size) if size is not None and is_uncut else spec

@@ -1,7 +1,7 @@
-"""Matrix parameters as the step sees them: layers, and stacks of layers of one shape.
+"""Matrix parameters in the step: layers, and stacks of layers of one shape.
 
 A `Layer` is one parameter as a batch of matrices [blocks, m, n]. A `Stack` joins the layers of one
-shape into one tensor per quantity, so that one call serves them all.
+shape into one tensor per quantity, so that one call computes all of them.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
@@ -15,22 +15,22 @@ from torch.nn import functional as F
 
 from gomuon.functional.linalg import working_dtype
 from gomuon.moments import Statistics
-from gomuon.parameters.specs import PLAIN, LayerSpec, matrix_sides
+from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, matrix_sides
 
 Item = TypeVar("Item")
 
 
 @dataclass(eq=False)
 class Layer:
-    """A matrix parameter, its state, and what was captured of it in this step.
+    """A matrix parameter, its state, and its captured statistics of this step.
 
-    `phase` is the part of the refresh interval by which it refreshes later, see `stagger`.
+    The layer refreshes later by the fraction `phase` of the refresh interval, see `stagger`.
     """
 
     name: str
     parameter: Tensor
     state: dict[str, Any]
-    spec: LayerSpec = PLAIN
+    spec: LayerSpec = DEFAULT_SPEC
     phase: float = 0.0
     statistics: Statistics | None = None
     dtype: torch.dtype = field(init=False)
@@ -46,11 +46,11 @@ class Layer:
         self.rows, self.columns, *shape = self.spec.tiling(*self._whole_shape)
         self.shape = (shape[0], shape[1])
         self.blocks = self.rows * self.columns
-        follow(self.parameter, self.state)
+        move_state_with(self.parameter, self.state)
 
     @property
     def updates(self) -> int:
-        """Updates this layer has had; a layer that joins late starts its own count."""
+        """The number of updates of this layer. A layer that is added later starts at zero."""
         return self.state.get("updates", 0)
 
     @property
@@ -60,7 +60,7 @@ class Layer:
 
     @property
     def whole_weight(self) -> Tensor:
-        """The parameter, all of it."""
+        """The whole parameter."""
         return self.parameter
 
     @property
@@ -70,10 +70,10 @@ class Layer:
         return self._matrices(_gradient(self.parameter), None if bias is None else _gradient(bias))
 
     def assign(self, matrices: Tensor) -> None:
-        """Write the stack back into the parameter (and the bias that joined it)."""
+        """Write matrices [blocks, m, n] into the parameter (and the bias that joins it)."""
         whole = self._whole(matrices)
         if self.spec.bias is not None:
-            if self.spec.bias.grad is not None:  # a frozen bias stays
+            if self.spec.bias.grad is not None:  # a frozen bias does not move
                 self.spec.bias.copy_(whole[:, -1])
             whole = whole[:, :-1]
         whole = whole.mT if self.spec.transposed else whole
@@ -85,11 +85,11 @@ class Layer:
 
     @property
     def is_direct(self) -> bool:
-        """Whether the parameter is its own matrix: no copy stands between it and the update."""
+        """Whether the parameter itself can be updated, without a copy in another form."""
         return self.is_reshape and self.parameter.dtype == self.dtype
 
-    def recall(self, name: str) -> Tensor:
-        """An elementwise memory by name, [blocks, m, n]; zero at first."""
+    def memory_or_zeros(self, name: str) -> Tensor:
+        """An elementwise memory by name, [blocks, m, n]; zeros if there is none yet."""
         kept = self.state.get(name)
         if kept is None:
             return torch.zeros(
@@ -97,20 +97,20 @@ class Layer:
             )
         return kept.reshape(self.blocks, *self.shape) if self.is_reshape else kept
 
-    def keep(self, name: str, matrices: Tensor) -> Tensor:
-        """Let a memory be this view of a stack, in the parameter's shape where that is one."""
+    def set_memory(self, name: str, matrices: Tensor) -> Tensor:
+        """Make this view of a stack the memory; in the parameter's shape if that is possible."""
         view = matrices.view(self.parameter.shape) if self.is_reshape else matrices
         self.state[name] = view
         return view
 
     def set_map(self, name: str, value: Tensor | None) -> bool:
-        """Cache a new map; None leaves the old one, for which the step is exact (Corollary 2)."""
+        """Store a new map. None keeps the old map; the step is exact for it (Corollary 2)."""
         if value is not None:
             self.state[name] = value
         return value is not None
 
-    def spread(self, name: str, side: str) -> Tensor | None:
-        """A cached map for each block, [blocks, …]; None stands for the identity."""
+    def map_per_block(self, name: str, side: str) -> Tensor | None:
+        """The map of each block, [blocks, …]; None stands for the identity."""
         kept: Tensor | None = self.state.get(name)
         if kept is None or len(kept) == self.blocks:
             return kept
@@ -120,7 +120,7 @@ class Layer:
 
     @property
     def is_reshape(self) -> bool:
-        """Whether the stack is the parameter itself in another shape."""
+        """Whether [blocks, m, n] is just the parameter in another shape."""
         spec = self.spec
         plain = not spec.transposed and spec.bias is None and spec.block is None
         return plain and spec.columns == 1
@@ -145,17 +145,17 @@ class Layer:
 class Stack:
     """G, W, memories and maps of layers of one shape, [b, m, n] over all their blocks.
 
-    What lasts (memories, maps) is stacked once and stays so: the layers' states hold views of it.
-    A stack lives as long as the same layers take part.
+    Memories and maps are stacked once and stay stacked: the layers' states hold views of them. A
+    stack is used as long as the same layers have gradients.
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
         self.layers = layers
         self._sizes = [layer.blocks for layer in layers]
-        # What the layers' states hold of each, and the stack it is a view of.
+        # By name: the tensors in the layers' states, and the stacked tensor they are views of.
         self._kept: dict[str, tuple[Sequence[Tensor | None], Tensor]] = {}
         self._G: Tensor | None = None
-        self.unusable: Tensor | None = None  # matrices with a result that was not finite, [b]
+        self.unusable: Tensor | None = None  # matrices that had a non-finite result, [b]
         self._direct = all(layer.is_direct for layer in layers)
 
     @property
@@ -164,23 +164,23 @@ class Stack:
 
     @property
     def updates(self) -> int:
-        """Updates these layers have had; the one in progress counts once it has been counted."""
+        """The number of updates of these layers, without the current one."""
         return self.layers[0].updates
 
-    def count(self) -> None:
-        """One more update."""
+    def count_update(self) -> None:
+        """Count one more update."""
         for layer in self.layers:
             layer.state["updates"] = layer.updates + 1
 
-    def end(self) -> None:
-        """Let go of what belongs to one step."""
+    def end_step(self) -> None:
+        """Drop the gradients of this step."""
         self._G = None
 
     # ---- read ------------------------------------------------------------------------------------
 
     @property
     def G(self) -> Tensor:
-        """The gradients, [b, m, n]; stacked once a step."""
+        """The gradients, [b, m, n]; stacked once per step."""
         if self._G is None:
             self._G = torch.cat([layer.gradients for layer in self.layers])
         return self._G
@@ -191,16 +191,16 @@ class Stack:
         return torch.cat([layer.weights for layer in self.layers])
 
     def memory(self, name: str) -> Tensor:
-        """An elementwise memory, [b, m, n], zero at first; written to in place."""
+        """An elementwise memory, [b, m, n], zeros at first. The caller writes to it in place."""
         whole = self._known(name)
         if whole is None:
-            whole = torch.cat([layer.recall(name) for layer in self.layers])
+            whole = torch.cat([layer.memory_or_zeros(name) for layer in self.layers])
             parts = zip(self.layers, whole.split(self._sizes), strict=True)
-            self._kept[name] = [layer.keep(name, part) for layer, part in parts], whole
+            self._kept[name] = [layer.set_memory(name, part) for layer, part in parts], whole
         return whole
 
     def factor(self, name: str, start: Tensor) -> Tensor:
-        """A memory of another shape, [b, …], `start` at first; written to in place."""
+        """A memory of another shape, [b, …], `start` at first. The caller writes in place."""
         whole = self._known(name)
         if whole is None:
             starts = zip(self.layers, start.split(self._sizes), strict=True)
@@ -209,8 +209,8 @@ class Stack:
         return whole
 
     def set(self, name: str, whole: Tensor) -> None:
-        """Make `whole` [b, …] the layers' maps or factors of that name."""
-        # As a checkpoint gives it back: products of another layout differ in their last bits.
+        """Store `whole` [b, …] as the layers' maps or factors with this name."""
+        # Contiguous, as after loading: with other strides products differ in their last bits.
         whole = whole.contiguous()
         parts = list(whole.split(self._sizes))
         for layer, part in zip(self.layers, parts, strict=True):
@@ -218,7 +218,7 @@ class Stack:
         self._kept[name] = parts, whole
 
     def set_maps(self, name: str, results: Sequence[Tensor | None]) -> list[Layer]:
-        """Cache new maps of the blocks; returns layers that lack one and keep their old ones."""
+        """Store new maps of the blocks. Returns layers that lack one; they keep their old maps."""
         failed, begin = [], 0
         for layer in self.layers:
             blocks = [made for made in results[begin : begin + layer.blocks] if made is not None]
@@ -229,7 +229,7 @@ class Stack:
         return failed
 
     def _known(self, name: str) -> Tensor | None:
-        """What is kept stacked, unless a layer's state was given another tensor since."""
+        """The stacked tensor, unless a layer's state has got another tensor since."""
         if name not in self._kept:
             return None
         views, whole = self._kept[name]
@@ -239,7 +239,7 @@ class Stack:
         return whole if same else None
 
     def map(self, name: str) -> Tensor | None:
-        """Cached maps by name ("left_map", …), [b, …]; None when every one is the identity."""
+        """Maps by name ("left_map", …), [b, …]; None if all of them are the identity."""
         whole = self._known(name)
         if whole is None and (whole := self._stacked(name)) is not None:
             for layer, part in zip(self.layers, whole.split(self._sizes), strict=True):
@@ -251,13 +251,13 @@ class Stack:
 
     def _stacked(self, name: str) -> Tensor | None:
         side, _, kind = name.partition("_")
-        maps = [layer.spread(name, side) for layer in self.layers]
+        maps = [layer.map_per_block(name, side) for layer in self.layers]
         present = next((cached for cached in maps if cached is not None), None)
         if present is None:
             return None
         return torch.cat(
             [
-                _neutral(present, kind).expand(layer.blocks, *present.shape[1:])
+                _identity_or_ones(present, kind).expand(layer.blocks, *present.shape[1:])
                 if cached is None
                 else cached
                 for layer, cached in zip(self.layers, maps, strict=True)
@@ -267,20 +267,20 @@ class Stack:
     # ---- guarded -----------------------------------------------------------------------------
 
     def remember(self, memory: Tensor, new: Tensor) -> Tensor:
-        """`memory` ← `new` in place, but for matrices that are not finite: those stay as they were.
+        """`memory` ← `new` in place. Matrices of `new` that are not finite are left out.
 
-        One overflow must not stay in a memory for ever.
+        Otherwise one overflow would stay in the memory forever.
         """
         return memory.copy_(self.usable(new, memory))
 
     def usable(self, new: Tensor, instead: Tensor | float) -> Tensor:
-        """`new` [b, …] where it is finite, else `instead`; nothing is read from the device."""
+        """The finite matrices of `new` [b, …], `instead` for the others. Does not wait."""
         finite = new.flatten(1).sum(1).isfinite()
         self.unusable = ~finite if self.unusable is None else self.unusable | ~finite
         return torch.where(finite.view(-1, *[1] * (new.ndim - 1)), new, instead)
 
     def unusable_layers(self) -> list[Layer]:
-        """Layers with a result that was not finite since the last call; waits for the device."""
+        """Layers that had a non-finite result since the last call. Waits for the device."""
         if self.unusable is None:
             return []
         parts, self.unusable = self.unusable.split(self._sizes), None
@@ -305,13 +305,13 @@ class Stack:
 
 @dataclass
 class Participants:
-    """Who takes part in a group's steps, for as long as `key` stays the same.
+    """The layers and parameters of a group that a step updates; valid while `key` is the same.
 
     Attributes:
-        key: what it was made for: the parameters with gradients, and their states.
-        stacks: the layers this rank computes.
-        others: the parameters AdamW updates, with their states.
-        matrices: all ranks' matrices, where each has an owner.
+        key: identifies the parameters with gradients, and their states.
+        stacks: the layers that this rank computes.
+        others: the parameters that AdamW updates, with their states.
+        matrices: the matrices of all ranks, if matrices have owners.
     """
 
     key: list[Any]
@@ -326,16 +326,16 @@ class Participants:
 
 
 def stacked(layers: Iterable[Layer]) -> list[Stack]:
-    """Layers that can go through the step together, as stacks."""
-    return [Stack(batch) for batch in alike(layers, _kind)]
+    """Stacks of layers that can be computed together."""
+    return [Stack(batch) for batch in group_by_key(layers, _stacking_key)]
 
 
-def _kind(layer: Layer) -> tuple[object, ...]:
+def _stacking_key(layer: Layer) -> tuple[object, ...]:
     return layer.shape, layer.dtype, layer.parameter.device, layer.updates
 
 
-def alike(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
-    """Items with equal keys together, in order of first appearance."""
+def group_by_key(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
+    """Lists of items with equal keys, in order of first appearance."""
     groups: dict[Hashable, list[Item]] = {}
     for item in items:
         groups.setdefault(key(item), []).append(item)
@@ -343,8 +343,8 @@ def alike(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[I
 
 
 @contextmanager
-def naming(layers: Sequence[Layer]) -> Iterator[None]:
-    """Add a note to an exception that says which layers were computed, unless it has one."""
+def note_layers_on_error(layers: Sequence[Layer]) -> Iterator[None]:
+    """Add a note to an exception that names the layers, unless it already has a note."""
     try:
         yield
     except Exception as failure:
@@ -358,10 +358,10 @@ def naming(layers: Sequence[Layer]) -> Iterator[None]:
         raise
 
 
-def follow(parameter: Tensor, state: dict[str, Any]) -> None:
-    """Let a model that was moved or converted take its state along."""
+def move_state_with(parameter: Tensor, state: dict[str, Any]) -> None:
+    """Move the state to the parameter's device and dtype, if the model was moved or converted."""
     for key, value in state.items():
-        if isinstance(value, Tensor) and key != "step":  # AdamW counts on the host
+        if isinstance(value, Tensor) and key != "step":  # AdamW counts on the CPU
             state[key] = value.to(parameter.device, working_dtype(parameter))
 
 
@@ -369,8 +369,8 @@ def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
-def _neutral(like: Tensor, kind: str) -> Tensor:
-    """What a layer without geometry uses: the identity, or ones for what multiplies elementwise."""
+def _identity_or_ones(like: Tensor, kind: str) -> Tensor:
+    """For a layer without geometry: the identity, or ones if the map multiplies elementwise."""
     if kind in ("map", "basis"):
         return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
     return torch.ones_like(like[:1])

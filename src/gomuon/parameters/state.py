@@ -1,7 +1,7 @@
-"""What the state of a parameter may hold: every entry's name and kind, as data.
+"""The entries that a parameter's state may have: their names and kinds, as data.
 
-AdamW's entries and those of every method stand here. A geometry lists its own beside the code that
-writes them (`Geometry.entries`). Loading checks every entry against these tables.
+The entries of AdamW and those of every method are listed here. A geometry lists its own entries
+next to the code that writes them (`Geometry.entries`). Loading checks every entry.
 """
 
 import math
@@ -11,16 +11,17 @@ from typing import Any, Literal
 
 from gomuon.moments import Shape
 
-COUNT = "updates"  # what every rank keeps of every matrix, also of those other ranks own
+COUNT = "updates"  # every rank keeps this entry for every matrix, also for other owners' ones
 
 
 @dataclass(frozen=True)
 class Cut:
-    """How a parameter is cut into matrices, as far as it is known.
+    """How a parameter is cut into matrices.
 
     Attributes:
-        memories: the shapes in which a number for each element of the matrices may be kept.
-        tiling: blocks along rows and columns, and the two sides of one; None if not known.
+        memories: the shapes that an elementwise memory may have.
+        tiling: number of blocks along rows and columns, and the two sides of a block; None if not
+            known.
     """
 
     memories: frozenset[Shape]
@@ -29,19 +30,19 @@ class Cut:
 
 @dataclass(frozen=True)
 class Count:
-    """A whole number >= 0; with `of_step`, the number of a step that the group has made."""
+    """A whole number >= 0. With `of_step`, the number of a step that the group has taken."""
 
     of_step: bool = False
 
 
 @dataclass(frozen=True)
 class Steps:
-    """AdamW's count: a tensor of one whole number >= 0. A plain number becomes one on loading."""
+    """AdamW's count: a tensor with one whole number >= 0. Loading converts a Python number."""
 
 
 @dataclass(frozen=True)
 class Memory:
-    """One number for each of the parameter's: in its own shape, or as it is cut into matrices."""
+    """One number per element of the parameter: in its shape, or cut into matrices."""
 
     lowest: float = -math.inf
     cut: bool = True
@@ -52,12 +53,12 @@ class Side:
     """A tensor for the left (0) or the right (1) side of the matrices.
 
     Attributes:
-        side: which one.
-        form: "matrix" is d × d, "values" d, "diagonal" d × 1 on the left and 1 × d on the right.
-        one_for: one for every "block"; for every "strip" of blocks with the same rows (on the right
-            the same columns); or "either".
-        numbers: what they must be. "cosines" are within [-1, 1], as all numbers of a basis are;
-            "definite" is a matrix that equations are solved with.
+        side: 0 for left, 1 for right.
+        form: "matrix" is d × d, "values" is d, "diagonal" is d × 1 on the left, 1 × d on the right.
+        one_for: "block": one for every block. "strip": one for every strip of blocks with the same
+            rows (on the right side: the same columns). "either": both are allowed.
+        numbers: the allowed values. "cosines" are in [-1, 1], as in an orthonormal basis.
+            "definite" is positive definite, because equations are solved with it.
     """
 
     side: int
@@ -66,16 +67,16 @@ class Side:
     numbers: Literal["any", "not negative", "cosines", "semidefinite", "definite"] = "any"
 
     def shapes(self, tiling: tuple[int, int, int, int]) -> list[Shape]:
-        """The shapes allowed, the usual one first."""
+        """The allowed shapes, the usual one first."""
         rows, columns, *sides = tiling
         strips, blocks, d = (rows, columns)[self.side], rows * columns, sides[self.side]
         counts = {"block": [blocks], "strip": [strips], "either": [strips, blocks]}[self.one_for]
         if self.one_for == "strip" and self.side == 1 and columns == 1:
-            counts = [1, rows]  # every group of a convolution has its own inputs
+            counts = [1, rows]  # each group of a convolution has its own inputs
         return [(count, *self._last(d)) for count in counts]
 
     def is_possible(self, shape: Shape) -> bool:
-        """Whether a tensor of this shape could be one, however the parameter is cut."""
+        """Whether this shape is possible for some cut of the parameter."""
         if len(shape) < 2:
             return False
         d = shape[1] if self.form != "diagonal" or self.side == 0 else shape[-1]
@@ -98,32 +99,32 @@ def both_sides(kind: str, **fields: Any) -> dict[str, Entry]:
     return {f"{name}_{kind}": Side(side, **fields) for side, name in enumerate(("left", "right"))}
 
 
-ADAMW: dict[str, Entry] = {
+ADAMW_ENTRIES: dict[str, Entry] = {
     "step": Steps(),
     "exp_avg": Memory(cut=False),
     "exp_avg_sq": Memory(lowest=0.0, cut=False),
 }
 EVERY_METHOD: dict[str, Entry] = {
-    **ADAMW,
+    **ADAMW_ENTRIES,
     COUNT: Count(),
     "failures": Count(),
     "momentum": Memory(),
     "square": Memory(lowest=0.0),
 }
-# Entries that are useless without each other.
+# Entries that need each other.
 TOGETHER: tuple[tuple[str, ...], ...] = (
-    tuple(ADAMW),
+    tuple(ADAMW_ENTRIES),
     ("observations", "left_factor", "right_factor"),
 )
 
 
 def is_blank(entries: Mapping[str, Any]) -> bool:
-    """Whether a state was only allocated, not trained: see `MatrixOptimizer._allocate_state`."""
+    """Whether a state was only allocated, not trained: see `checkpoints/allocation.py`."""
     return entries.get(COUNT) == 0
 
 
-def keep_count(state: dict[str, Any]) -> None:
-    """Reduce a matrix's state to what ranks keep that do not own it."""
+def keep_only_count(state: dict[str, Any]) -> None:
+    """Drop everything but the update count, for a rank that does not own the matrix."""
     count = state.get(COUNT, 0)
     state.clear()
     state[COUNT] = count

@@ -1,4 +1,4 @@
-"""A recipe: what a method does at each station of the walk, and its settings. It is data."""
+"""A recipe: what a method does at each station of the step, and its settings. It is data."""
 
 import difflib
 import inspect
@@ -20,13 +20,13 @@ from gomuon.settings import ADAMW_DEFAULTS, COMMON, Settings, check_settings
 
 @dataclass(frozen=True)
 class ModelUse:
-    """How a method looks at a model, where that differs from the usual way.
+    """How a method uses a model, if it differs from the default.
 
     Attributes:
         route: changes the routing of a model's parameters.
         groups: the parameter groups of a routed model, given the constructor's settings.
-        specs: further ways to cut parameters, given the model and the settings.
-        needs_model: why bare parameters are refused; empty if they are not.
+        specs: more LayerSpecs, given the model and the settings.
+        needs_model: the error if bare parameters are given; empty if they are allowed.
     """
 
     route: Callable[[nn.Module, RoutingTable], RoutingTable] = lambda model, table: table
@@ -49,18 +49,18 @@ class Recipe:
     Attributes:
         name: the class's name.
         geometry: where the maps come from.
-        clock: when they are renewed.
+        clock: when the maps are renewed.
         source: gradient to source.
         direction: source to direction.
-        trust: what couples the layers of a group.
+        trust: couples the directions of a group's layers.
         scale: direction to update.
         decay: weight decay.
-        settings: its own, with defaults and kinds.
+        settings: the method's own settings, with defaults and kinds.
         formula: one line for the table of methods.
-        origin: whose method it is, and which code or paper it follows.
+        origin: the authors, and the code or paper that it follows.
         joins_bias: whether biases join their weights as a column.
-        observes_first: steps in which a layer is only observed, not moved.
-        model_use: how it looks at a model.
+        observes_first: number of first steps that only observe a layer and do not move it.
+        model_use: how the method uses a model.
         work: what it computes and keeps, for `gomuon plan`; None if it does not say.
     """
 
@@ -95,7 +95,11 @@ class Recipe:
         for name in settings:
             if name not in self.settings:
                 near = difflib.get_close_matches(name, self.settings, n=1)
-                hint = f"; did you mean {near[0]!r}?" if near else f": {', '.join(self.settings)}"
+                hint = (
+                    f"; did you mean {near[0]!r}?"
+                    if near
+                    else f"; it has {', '.join(self.settings)}"
+                )
                 raise TypeError(f"{self.name} has no setting {name!r}{hint}")
 
     def values(
@@ -104,7 +108,7 @@ class Recipe:
         """The constructor's settings, complete and checked.
 
         Raises:
-            TypeError: a setting is not this method's.
+            TypeError: the method does not have a given setting.
             ValueError: a value is out of range.
         """
         self.check_known(given)
@@ -119,7 +123,7 @@ class Recipe:
         return {**values, "adamw": {**ADAMW_DEFAULTS, **values["adamw"]}}
 
     def signature(self) -> inspect.Signature:
-        """The constructor's signature of a class with this recipe."""
+        """The constructor's signature for a class with this recipe."""
         both, keyword = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
         common = {name: setting.default for name, setting in COMMON.items()}
         keywords = {

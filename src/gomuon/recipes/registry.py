@@ -1,20 +1,20 @@
-"""All methods by name. The table of methods, the command line, the planner and the tests use it."""
+"""All methods by name, for the table of methods, the command line, the planner and the tests."""
 
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from gomuon.optimizer import MatrixOptimizer
 
-Method = TypeVar("Method", bound="type[MatrixOptimizer]")
+MethodClass = TypeVar("MethodClass", bound="type[MatrixOptimizer]")
 
 METHODS: dict[str, "type[MatrixOptimizer]"] = {}
 
 
-def register(method: Method) -> Method:
-    """Class decorator: make a method known under its recipe's name.
+def register(method: MethodClass) -> MethodClass:
+    """Class decorator: add a method to `METHODS` under its recipe's name.
 
     Raises:
-        ValueError: another class has that name already.
+        ValueError: another class already has this name.
     """
     name = method.recipe.name
     known = METHODS.get(name)

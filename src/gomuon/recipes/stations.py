@@ -1,8 +1,8 @@
 """The stations that several methods share: clock, source, direction, trust, scale, decay.
 
-Each is a function of a `Stack` (G, W, memories and maps of layers of one shape, [b, m, n]) and its
-group's settings. A method chooses one for each station; stations that only one method has stand in
-its own file.
+Each is a function of a `Stack` (G, W, memories and maps of layers of one shape, [b, m, n]) and the
+settings of its group. A method chooses one function for each station. A function that only one
+method uses is in the file of this method.
 """
 
 import math
@@ -48,19 +48,19 @@ Scale = Callable[[Tensor, Stack, Group], Tensor]
 class Clock:
     """When factors are observed and when maps are renewed.
 
-    Each is the name of the setting that holds the interval in steps; None is every step. A layer
-    with a phase in [0, 1) has its turn that part of the interval later.
+    Each attribute is the name of the setting with the interval in steps; None means every step. A
+    layer with a phase in [0, 1) is due later by this fraction of the interval.
     """
 
     statistics: str | None = None
     maps: str | None = None
 
     def observes(self, group: Group, phase: float = 0.0) -> bool:
-        """Whether the step `group["step"]` observes factors of layers with this phase."""
+        """Whether the step `group["step"]` observes the factors of layers with this phase."""
         return _is_due(group, self.statistics, phase)
 
     def renews(self, group: Group, phase: float = 0.0) -> bool:
-        """Whether the step `group["step"]` renews maps of layers with this phase."""
+        """Whether the step `group["step"]` renews the maps of layers with this phase."""
         return _is_due(group, self.maps, phase)
 
 
@@ -145,7 +145,7 @@ def to_length(D: Tensor, wanted: Tensor) -> Tensor:
 
 
 def each_alone(pending: Iterable[Pending], group: Group, total: Total) -> Iterable[Pending]:
-    """Nothing couples the layers, and none waits for another."""
+    """The layers are independent; none waits for another."""
     return pending
 
 

@@ -1,1 +1,1 @@
-"""Threads: small matrices side by side, and torch's thread count for one thread only."""
+"""Threads: small matrices in parallel, and torch's thread count for one thread only."""

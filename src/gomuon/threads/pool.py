@@ -1,10 +1,10 @@
 """Worker threads that stop when their caller stops, and torch's thread count for one thread only.
 
 Ctrl-C raises KeyboardInterrupt in the main thread, between any two of its instructions. Python's
-own threads, futures and pools do not survive that: a lock may stay taken, or a forgotten thread
-waits for ever and keeps the process from ending. So the caller's side does only what can be
-repeated after an interrupt (set a flag, take a lock, put into a queue), and the threads are those
-of `_thread`, which start in one instruction and end with the process.
+own threads, futures and pools are not safe then: a lock may stay locked, or a thread may wait
+forever, so that the process cannot end. So the caller does only things that can be repeated after
+an interrupt (set a flag, take a lock, put into a queue). The threads are made by `_thread`: they
+start in one instruction and end with the process.
 """
 
 import _thread
@@ -22,7 +22,7 @@ Result = TypeVar("Result")
 
 
 class Pool:
-    """Threads that wait for calls; torch's operations use `threads_each` threads in each."""
+    """Threads that wait for calls. In each, torch uses `threads_each` threads."""
 
     def __init__(self, threads_each: int) -> None:
         self._threads_each = threads_each
@@ -31,14 +31,14 @@ class Pool:
         self._starting = threading.Lock()
 
     def grow(self, size: int) -> None:
-        """Have at least `size` threads."""
+        """Start threads until there are at least `size`."""
         if self._started >= size:
             return
         with self._starting:
             while self._started < size:
                 _thread.start_new_thread(_serve, (self._calls, self._threads_each))
                 # Counted after the start: an interrupt in between leaves one thread too many, which
-                # is harmless. One too few would leave calls waiting for ever.
+                # is harmless. With one thread too few, calls could wait forever.
                 self._started += 1
 
     def submit(self, call: "_Call[Any]") -> None:
@@ -55,14 +55,14 @@ def _serve(calls: "SimpleQueue[_Call[Any]]", threads_each: int) -> None:
 
 
 class Calls(Generic[Result]):
-    """Calls that a pool runs side by side."""
+    """Calls that a pool runs in parallel."""
 
     def __init__(self, calls: Sequence[Callable[[], Result]]) -> None:
         self._end = _End()
         self._calls = [_Call(call, self._end) for call in calls]
 
     def results(self, pool: Pool, size: int) -> Iterator[Result]:
-        """Each call's result in order, on `size` threads; no call runs after this has ended."""
+        """The results in order, from `size` threads. No call runs after the iterator ends."""
         try:
             pool.grow(size)
             for call in self._calls:
@@ -76,7 +76,7 @@ class Calls(Generic[Result]):
                 self.end()  # again, because an interrupt may have cut the first one short
 
     def end(self) -> None:
-        """Start no more calls and wait for the running ones, even if the waiting is interrupted."""
+        """Start no more calls and wait for the running ones, also if interrupted meanwhile."""
         self._end.reached = True
         interrupt: BaseException | None = None
         while True:
@@ -92,7 +92,7 @@ class Calls(Generic[Result]):
 
 
 class _End:
-    """Whether the calls have been ended; an object of its own, to avoid a reference cycle."""
+    """Whether `Calls.end` was called. A separate object, to avoid a reference cycle."""
 
     reached = False
 
@@ -110,9 +110,9 @@ class _Call(Generic[Result]):
         self._running.acquire()
 
     def run(self) -> None:
-        """Make the call unless it has been ended; runs in a thread of the pool."""
-        # Set `begun` before looking at the end: either `Calls.end` sees `begun`, or this sees the
-        # end. The other order could miss both.
+        """Run the call, unless the calls have ended. Called in a thread of the pool."""
+        # Set `begun` before reading `reached`: then either `Calls.end` sees `begun`, or this call
+        # sees `reached`. In the other order both could be missed.
         self.begun = True
         call, self._call = self._call, None  # it holds tensors
         try:
@@ -126,12 +126,12 @@ class _Call(Generic[Result]):
             self._running.release()
 
     def wait(self) -> None:
-        """Wait until the call has run; may be repeated."""
+        """Wait until the call has run. May be called again."""
         with self._running:
             pass
 
     def result(self) -> Result:
-        """What the call returned, or raise what it raised; may be asked once."""
+        """Return the call's result or raise its error. Call it only once."""
         self.wait()
         if self._error is not None:
             error, self._error = self._error, None
@@ -144,15 +144,15 @@ class _Call(Generic[Result]):
 
 # ---- torch's thread count, for the calling thread only -------------------------------------------
 #
-# `torch.set_num_threads` also sets the count that threads started later begin with: a data loader's
-# thread started meanwhile would keep it for ever. The counts are kept per thread by the OpenMP
-# runtime and by MKL. Only those are set here.
+# `torch.set_num_threads` also sets the initial count of threads that start later: a data loader's
+# thread that starts meanwhile would keep it forever. OpenMP and MKL have a count per thread. Only
+# these are set here.
 
 
 @dataclass(frozen=True)
 class _Runtime:
     set_openmp: Callable[[int], object]
-    set_mkl: Callable[[int], int]  # returns the previous count; 0 stands for MKL's own choice
+    set_mkl: Callable[[int], int]  # returns the previous count; 0 means that MKL chooses
     get_mkl: Callable[[], int]
 
     def set(self, threads: int) -> int:
@@ -161,34 +161,34 @@ class _Runtime:
 
 
 def can_set_threads() -> bool:
-    """Whether a thread's count can be set without changing any other thread's."""
+    """Whether one thread's count can be set without changing that of other threads."""
     return _runtime() is not None
 
 
 class ThreadCount:
-    """The calling thread's count, to be set and put back; needs `can_set_threads()`."""
+    """Sets and restores the calling thread's count. Needs `can_set_threads()`."""
 
     def __init__(self) -> None:
         runtime = _runtime()
         assert runtime is not None
         self._runtime = runtime
-        # A thread's first read sets its count to the process's: read before setting it.
+        # The first read in a thread sets its count to the default: read it before setting it.
         self._openmp = torch.get_num_threads()
         self._mkl = runtime.get_mkl()
 
     def set(self, threads: int) -> None:
-        """Compute on `threads` threads; call it once, because `put_back` undoes only the last."""
+        """Compute on `threads` threads. Call it once: `put_back` undoes only the last call."""
         self._mkl = self._runtime.set(threads)
 
     def put_back(self) -> None:
-        """Restore the count; may be repeated."""
+        """Restore the count. May be called again."""
         self._runtime.set_openmp(self._openmp)
         self._runtime.set_mkl(self._mkl)
 
 
 @functools.cache
 def _runtime() -> _Runtime | None:
-    """The functions torch itself calls; None where they are not found or do not act on torch."""
+    """The functions that torch itself calls; None if they are not found or have no effect."""
     try:
         runtime = _Runtime(
             _symbol("omp_set_num_threads"),
@@ -201,14 +201,14 @@ def _runtime() -> _Runtime | None:
 
 
 def _symbol(name: str) -> Callable[..., int]:
-    """The C function torch calls by this name, found as the linker finds it: preloaded ones first.
+    """The C function that torch calls by this name. Preloaded libraries come first, as in linking.
 
     Raises:
         AttributeError: there is none.
     """
     for path in (None, torch._C.__file__):
         try:
-            # Not CDLL, which lets other threads run at every call.
+            # Not CDLL, which releases the GIL at every call.
             function: Callable[..., int] = getattr(ctypes.PyDLL(path), name)
         except (AttributeError, OSError, TypeError):  # TypeError: Windows does not take None
             continue
@@ -217,7 +217,7 @@ def _symbol(name: str) -> Callable[..., int]:
 
 
 def _acts_on_torch(runtime: _Runtime) -> bool:
-    """Try it in a new thread, so that this thread's counts stay as they are."""
+    """Try it in a new thread, so that this thread's counts do not change."""
     seen: list[tuple[int, int]] = []
     trying = threading.Lock()
     trying.acquire()

@@ -1,4 +1,4 @@
-"""Independent matrices side by side: LAPACK uses several cores badly on one small matrix."""
+"""Computes independent matrices in parallel: LAPACK uses several cores badly on a small matrix."""
 
 import functools
 import os
@@ -13,39 +13,40 @@ from torch.utils._python_dispatch import _len_torch_dispatch_stack
 
 from gomuon.threads.pool import Calls, Pool, ThreadCount, can_set_threads
 
-Function = Callable[..., tuple[Tensor, ...]]
+BatchFunction = Callable[..., tuple[Tensor, ...]]
 Result = TypeVar("Result")
 
-# m·n·min(m, n) of the least work that is worth handing to another thread.
+# The smallest work, as m·n·min(m, n), that is worth passing to another thread.
 _WORTHWHILE = 64**3
-_SMALL = 2**22  # elements of all parameters of a small model
+_SMALL = 2**22  # a model is small up to this number of parameter elements
 
 
-class _Lent(threading.local):
-    cores: int = 0  # cores this thread leaves to workers while it computes on one
-    coordinates: bool = False  # whether it runs one of several concurrent calls
-    calls: tuple[Calls[Any], ...] = ()  # started meanwhile
+class _ThreadState(threading.local):
+    cores: int = 0  # cores for workers while this thread computes on one core
+    coordinates: bool = False  # whether this thread runs one of several concurrent calls
+    calls: tuple[Calls[Any], ...] = ()  # calls started since then
 
 
-_lent = _Lent()
+_this_thread = _ThreadState()
 
 
-def spread(function: Function, X: Tensor, *more: Tensor | None) -> tuple[Tensor, ...]:
-    """`function(X, *more)` of batches [b, …], their matrices divided among torch's threads.
+def spread(function: BatchFunction, X: Tensor, *more: Tensor | None) -> tuple[Tensor, ...]:
+    """`function(X, *more)` of batches [b, …]; torch's threads share the matrices.
 
-    `function` must treat the matrices of a batch independently. It is a plain call on accelerators,
-    for little work, and where autograd or a dispatch mode is active (both belong to one thread).
+    `function` must treat the matrices of a batch independently. It is simply called in this thread
+    on accelerators, for little work, and if autograd or a dispatch mode is active (both work in one
+    thread only).
     """
-    threads = _lent.cores or torch.get_num_threads()
+    threads = _this_thread.cores or torch.get_num_threads()
     m, n = X.shape[-2:]
     piece = -(-_WORTHWHILE // max(1, m * n * min(m, n)))
-    if threads == 1 or X.device.type != "cpu" or _is_watched(X) or not can_set_threads():
+    if threads == 1 or X.device.type != "cpu" or _needs_this_thread(X) or not can_set_threads():
         return function(X, *more)
     if len(X) <= piece:
-        with _cores_back():
+        with _all_cores():
             return function(X, *more)
     workers = min(threads, -(-len(X) // piece))
-    # One piece per worker: threads wait for each other between operations.
+    # One piece per worker, because threads wait for each other between operations.
     piece = -(-len(X) // workers)
     pieces: list[Sequence[Tensor | None]] = [X.split(piece)]
     for other in more:
@@ -60,55 +61,56 @@ def spread(function: Function, X: Tensor, *more: Tensor | None) -> tuple[Tensor,
 
 
 def concurrently(calls: Sequence[Callable[[], Result]]) -> Iterator[Result]:
-    """The results of calls that use `spread`; pieces of one call fill the gaps of another.
+    """The results of calls that use `spread`. Several calls run in parallel to use all cores.
 
-    Without `cores_for_workers`, each call runs when its result is asked for, so that only one
-    result is held at a time. No call runs any more once the results have been read, their iterator
-    is closed, or the cores are given back.
+    Without `cores_for_workers`, each call runs when its result is read, so that only one result is
+    in memory at a time. No call runs any more after the results have been read, their iterator is
+    closed, or the cores are given back.
     """
-    cores = _lent.cores
-    if len(calls) < 2 or not cores or _lent.coordinates or _len_torch_dispatch_stack():
+    cores = _this_thread.cores
+    if len(calls) < 2 or not cores or _this_thread.coordinates or _len_torch_dispatch_stack():
         return (call() for call in calls)
     started = Calls([functools.partial(_with_cores, cores, call) for call in calls])
-    _lent.calls += (started,)
-    # A call either computes in its own thread or waits for workers that do. So as many calls as
-    # cores keep all cores busy; more would only hold more results at a time.
+    _this_thread.calls += (started,)
+    # A call either computes in its own thread or waits for workers that compute. So as many calls
+    # as cores keep all cores busy. More calls would only need more memory for results.
     return started.results(_coordinators(cores, os.getpid()), min(cores, len(calls)))
 
 
 def _with_cores(cores: int, call: Callable[[], Result]) -> Result:
-    _lent.cores, _lent.coordinates = cores, True
+    _this_thread.cores, _this_thread.coordinates = cores, True
     try:
         with torch.no_grad():
             return call()
     finally:
-        _lent.cores, _lent.coordinates = 0, False
+        _this_thread.cores, _this_thread.coordinates = 0, False
 
 
 def cores_for_workers(elements: int = 0) -> AbstractContextManager[None]:
-    """Compute on one core in this thread, so that the others are free for workers.
+    """Compute on one core in this thread, so that the other cores are free for workers.
 
     OpenMP's threads keep spinning for some milliseconds after every parallel operation, on the
-    cores that workers need. For small models, up to 2²² elements, that costs more than they gain.
+    cores that workers need. For small models, up to 2²² elements, this costs more than OpenMP
+    gains.
 
-    Entered twice (`with cores, cores:`) it also holds if an interrupt comes while cores are being
-    given back: the second exit then does it.
+    Enter it twice (`with cores, cores:`): if an interrupt comes while the cores are given back, the
+    second exit gives them back.
     """
-    return _Lending() if elements <= _SMALL else nullcontext()
+    return _CoresForWorkers() if elements <= _SMALL else nullcontext()
 
 
-class _Lending(AbstractContextManager[None]):
+class _CoresForWorkers(AbstractContextManager[None]):
     def __init__(self) -> None:
         self._own: ThreadCount | None = None
 
     def __enter__(self) -> None:
         threads = torch.get_num_threads()
-        if threads == 1 or _lent.cores or not can_set_threads():
+        if threads == 1 or _this_thread.cores or not can_set_threads():
             return
         try:
             self._own = ThreadCount()
             self._own.set(1)
-            _lent.cores = threads
+            _this_thread.cores = threads
         except BaseException:
             self._give_back()
             raise
@@ -117,23 +119,23 @@ class _Lending(AbstractContextManager[None]):
         self._give_back()
 
     def _give_back(self) -> None:
-        """May be repeated, if an interrupt cut it short."""
+        """May be called again, if an interrupt has stopped it."""
         if self._own is None:
             return
         try:
-            for calls in _lent.calls:
+            for calls in _this_thread.calls:
                 calls.end()
-            _lent.calls = ()
+            _this_thread.calls = ()
         finally:
-            _lent.cores = 0
+            _this_thread.cores = 0
             self._own.put_back()
         self._own = None
 
 
 @contextmanager
-def _cores_back() -> Iterator[None]:
-    """All cores for one operation that is not divided."""
-    lent = _lent.cores
+def _all_cores() -> Iterator[None]:
+    """Use all cores for one operation that is not divided."""
+    lent = _this_thread.cores
     if not lent:
         yield
         return
@@ -145,18 +147,18 @@ def _cores_back() -> Iterator[None]:
         own.put_back()
 
 
-def _is_watched(X: Tensor) -> bool:
+def _needs_this_thread(X: Tensor) -> bool:
     return (torch.is_grad_enabled() and X.requires_grad) or _len_torch_dispatch_stack() > 0
 
 
-def _without_grad(function: Function, *tensors: Tensor | None) -> tuple[Tensor, ...]:
+def _without_grad(function: BatchFunction, *tensors: Tensor | None) -> tuple[Tensor, ...]:
     with torch.no_grad():  # a thread starts with autograd on, whatever its caller's mode
         return function(*tensors)
 
 
 @functools.cache
 def _workers(cores: int, threads_each: int, process: int) -> Pool:
-    """One pool per number of cores, so that no more threads work than the user allows.
+    """One pool per number of cores, so that no more threads run than the user allows.
 
     `process` is part of the key because a forked child inherits no threads.
     """
@@ -165,5 +167,5 @@ def _workers(cores: int, threads_each: int, process: int) -> Pool:
 
 @functools.cache
 def _coordinators(cores: int, process: int) -> Pool:
-    """Threads that hand out work and wait for it; workers must never wait for other calls."""
+    """Threads that pass work to workers and wait for it. Workers must never wait for calls."""
     return Pool(1)

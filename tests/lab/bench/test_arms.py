@@ -11,7 +11,7 @@ import torch
 from gomuon.lab.bench import measurement, other_packages, workloads
 from gomuon.lab.bench.all_arms import arms_by_name, choose
 from gomuon.lab.bench.arms import OWN, REFERENCE, BenchArm, CannotTrain
-from gomuon.lab.bench.benchmark import Settings
+from gomuon.lab.bench.benchmark import BenchmarkSettings
 from gomuon.lab.errors import LabError
 from tests.versions import HAS_MUON
 
@@ -112,10 +112,10 @@ def test_intervals_are_those_of_the_recipes_and_packages() -> None:
 
 def test_the_reference_always_takes_part_and_slow_ones_are_named() -> None:
     assert [arm.name for arm in choose("muon")] == [REFERENCE, "muon"]
-    arms, omitted = Settings().arms_for("wide")
+    arms, omitted = BenchmarkSettings().arms_for("wide")
     assert "torch-muon" in {arm.name for arm in omitted}
     assert "torch-muon" not in {arm.name for arm in arms}
-    arms, omitted = Settings(arms="torch-muon").arms_for("wide")
+    arms, omitted = BenchmarkSettings(arms="torch-muon").arms_for("wide")
     assert [arm.name for arm in arms] == [REFERENCE, "torch-muon"]
     assert omitted == []
     work = workloads.find("paper", "tiny")
@@ -138,15 +138,17 @@ def test_an_arm_that_cannot_be_built_does_not_end_the_run() -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (Settings(models="papers"), "unknown model 'papers'; did you mean 'paper'?"),
-        (Settings(models="paper,paper"), "--models names 'paper' twice"),
-        (Settings(arms="go-muon"), "unknown arm 'go-muon'; did you mean 'go-muon-"),
-        (Settings(arms="zzz"), "known: "),
-        (Settings(arms="muon,muon"), "--arms names 'muon' twice"),
-        (Settings(cycles=0), "--cycles must be at least 1, not 0"),
+        (BenchmarkSettings(models="papers"), "unknown model 'papers'; did you mean 'paper'?"),
+        (BenchmarkSettings(models="paper,paper"), "--models names 'paper' twice"),
+        (BenchmarkSettings(arms="go-muon"), "unknown arm 'go-muon'; did you mean 'go-muon-"),
+        (BenchmarkSettings(arms="zzz"), "known: "),
+        (BenchmarkSettings(arms="muon,muon"), "--arms names 'muon' twice"),
+        (BenchmarkSettings(cycles=0), "--cycles must be at least 1, not 0"),
     ],
 )
-def test_bad_wishes_are_refused_before_anything_runs(settings: Settings, words: str) -> None:
+def test_bad_wishes_are_refused_before_anything_runs(
+    settings: BenchmarkSettings, words: str
+) -> None:
     with pytest.raises(LabError) as caught:
         settings.check()
     assert words in str(caught.value)

@@ -45,7 +45,7 @@ class BenchObserver(Protocol):
 
 
 @dataclass(frozen=True)
-class Settings:
+class BenchmarkSettings:
     """What a benchmark was asked for; empty means all."""
 
     models: str = ""
@@ -89,7 +89,7 @@ class Part(NamedTuple):
     measure: Callable[[BenchObserver], dict[str, Any]]
 
 
-def parts(settings: Settings) -> list[Part]:
+def parts(settings: BenchmarkSettings) -> list[Part]:
     """Everything a benchmark measures, in order."""
     found = []
     for workload in settings.workloads():
@@ -110,7 +110,7 @@ def parts(settings: Settings) -> list[Part]:
     return found
 
 
-def _training(settings: Settings, workload: Workload) -> Part:
+def _training(settings: BenchmarkSettings, workload: Workload) -> Part:
     arms, omitted = settings.arms_for(workload.name)
     steps = measurement.WINDOW * (settings.cycles or workload.cycles)
     return Part(
@@ -122,7 +122,7 @@ def _training(settings: Settings, workload: Workload) -> Part:
     )
 
 
-def _scaling(settings: Settings, axis: str) -> Part:
+def _scaling(settings: BenchmarkSettings, axis: str) -> Part:
     arms = [arm for arm in choose(settings.arms) if arm.name in growth.ARMS]
     cycles = settings.cycles or growth.CYCLES
     steps = growth.WARMUP + growth.CYCLE * cycles
@@ -136,7 +136,12 @@ def _scaling(settings: Settings, axis: str) -> Part:
 
 
 def run_benchmark(
-    settings: Settings, folder: Path, command: str, observer: BenchObserver, *, fresh: bool = False
+    settings: BenchmarkSettings,
+    folder: Path,
+    command: str,
+    observer: BenchObserver,
+    *,
+    fresh: bool = False,
 ) -> dict[str, Any]:
     """Measure what the folder's file does not have yet; everything again if `fresh`."""
     settings.check()

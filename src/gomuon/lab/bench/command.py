@@ -71,7 +71,7 @@ def bench(
         return
     if threads is not None:
         require_whole("--threads", threads)
-    settings = benchmark.Settings(
+    settings = benchmark.BenchmarkSettings(
         models, arms, cycles, "quick" if quick else "full", scaling, compile
     )
     settings.check()
@@ -89,7 +89,7 @@ def bench(
     console.print(f"report: {folder / REPORT}", markup=False, highlight=False, soft_wrap=True)
 
 
-def spelled(settings: benchmark.Settings, threads: int | None, out: Path | None) -> str:
+def spelled(settings: benchmark.BenchmarkSettings, threads: int | None, out: Path | None) -> str:
     """The command that measures this; without absolute folders, which exist on one machine only."""
     words = ["gomuon", "bench"]
     if out is not None and not out.is_absolute():

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from gomuon.distributed.assignment import Unit, imbalance, loads, owners_of
+from gomuon.distributed.assignment import Unit, imbalance, load_per_rank, owners_of
 from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers, units_of
 from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
 from gomuon.lab.costs.traffic import Mesh, held_elements, replicated_bytes, step_bytes
@@ -116,7 +116,7 @@ def estimate_cost(
     def over_ranks(costs: Sequence[float]) -> list[float]:
         if ranks.replicate:
             return [sum(costs)] * ranks.mesh.ranks
-        return loads(costs, owners, ranks.mesh.ranks)
+        return load_per_rank(costs, owners, ranks.mesh.ranks)
 
     # Statistics may be updated between refreshes: Shampoo and K-FAC do it at every step.
     going_on = statistics_every < every
@@ -260,7 +260,7 @@ def _state(
     _, size = _sizes(planned.model)
     kept = [float(size * state_elements(unit, work)) for unit in units]
     whole = [sum(kept)] * ranks.mesh.ranks
-    held = whole if ranks.replicate else loads(kept, owners, ranks.mesh.ranks)
+    held = whole if ranks.replicate else load_per_rank(kept, owners, ranks.mesh.ranks)
     return [a + b for a, b in zip(held, _adamw(found.others, size, ranks.mesh), strict=True)]
 
 

@@ -11,7 +11,13 @@ from gomuon.capture.hooks import CapturedModule
 from gomuon.capture.model import captured_modules
 from gomuon.parameters.routing import Routes, RoutingTable, route
 from gomuon.parameters.rows import ConvRows, Rows, Sampling
-from gomuon.parameters.specs import PLAIN, LayerSpec, cut, joined_biases, layer_specs
+from gomuon.parameters.specs import (
+    DEFAULT_SPEC,
+    LayerSpec,
+    joined_biases,
+    layer_specs,
+    with_block_size,
+)
 from gomuon.parameters.stacks import Layer
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.work import Group, Matrices
@@ -126,14 +132,14 @@ def find_layers(
     joined = {spec.bias for spec in cuts.values()}
 
     def sampling(weight: Tensor) -> Sampling:
-        return Sampling(ones=cuts.get(weight, PLAIN).bias is not None)
+        return Sampling(ones=cuts.get(weight, DEFAULT_SPEC).bias is not None)
 
     watched = captured_modules(model, sampling)
     layers = []
     for number, (group, name, parameter, own) in enumerate(_grouped(recipe, table, settings)):
         if parameter in joined or parameter.numel() == 0:
             continue
-        spec = cut(cuts.get(parameter, PLAIN), own)
+        spec = with_block_size(cuts.get(parameter, DEFAULT_SPEC), own)
         modules = watched.get(parameter, ())
         seen = InputUse(number) if uses is None else uses.get(parameter)
         captured = recipe.geometry.captured_sides(own)
