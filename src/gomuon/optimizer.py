@@ -7,8 +7,8 @@ It does little itself. It calls its collaborators: the layout of its parameters
 
 import copy
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, ClassVar, Self, TypedDict
 
@@ -24,14 +24,13 @@ from gomuon.distributed.ranks import check_group
 from gomuon.distributed.state import drop_others_state
 from gomuon.distributed.team import Captured, Team, TeamFinder, is_distributed
 from gomuon.errors import NonFiniteGradientError, RankError, describe_exception, describe_value
-from gomuon.functional.linalg import all_finite, full_precision
-from gomuon.parameters.gradients import dense_gradients, unusable_gradients
+from gomuon.functional.linalg import full_precision
 from gomuon.parameters.groups import is_matrix, named, names_of_model, with_groups
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.routing import Routes, RoutingTable, check_trainable, route
 from gomuon.parameters.sharding import local_gradient
 from gomuon.parameters.specs import LayerSpec, joined_biases, layer_specs
-from gomuon.parameters.stacks import Participants, Stack, stacked
+from gomuon.parameters.stacks import Participants
 from gomuon.parameters.state import Cut
 from gomuon.recipes.recipe import Recipe
 from gomuon.reports import Reports
@@ -127,9 +126,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._reports = Reports()
         self._capture = ModelCapture(layout, recipe.geometry.captured_sides, recipe.clock.observes)
         self._teams = TeamFinder(process_group, layout, recipe.geometry, defaults)
-        self._step = Step(recipe, self._reports, check_finite=defaults["nonfinite"] != "allow")
+        check_finite = defaults["nonfinite"] != "allow"
+        self._step = Step(recipe, layout, self._reports, check_finite=check_finite)
         self._store = Store(recipe)
-        self._participants: dict[int, Participants] = {}  # of the last step, by group
         self._incoming: Checkpoint | None = None  # a checkpoint that is being loaded
         self._state_not_divided = False  # loaded before the team was known
         self._awaits_model = False  # unpickled: how parameters are cut is known after attach()
@@ -153,14 +152,12 @@ class MatrixOptimizer(torch.optim.Optimizer):
         if self._teams.may_be_wrapped:
             self._continue_without_wrapper(team)
         # Twice: if an interrupt stops the end of the first, the second gives the cores back.
-        with full_precision(parameters), cores, cores, self._drop_step_on_failure(team):
+        with full_precision(parameters), cores, cores, self._step.dropped_on_failure(team):
             fault, captured = team.agree(
                 partial(self._local_check, team), self.recipe.name, self.param_groups
             )
             if fault is None:
-                present = [
-                    self._find_participants(i, g, team) for i, g in enumerate(self.param_groups)
-                ]
+                present = self._find_participants(team)
                 self._step.take(self.param_groups, present, team, captured, self._capture.shapes)
             else:
                 self._raise_or_skip(fault)
@@ -170,54 +167,16 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def _all_parameters(self) -> list[Tensor]:
         return [p for group in self.param_groups for p in group["params"]]
 
-    def _find_participants(self, index: int, group: Group, team: Team) -> Participants:
-        """What a group's step updates; the same object as long as the parameters are the same."""
-        with_gradient = [p for p in group["params"] if p.grad is not None and p.numel()]
-        key = [(id(p), p.dtype, p.device, id(self.state[p])) for p in with_gradient]
-        known = self._participants.get(index)
-        if known is None or known.key != key:
-            matrices, others = self._layout.divided(index, group, self.state)
-            layers, owned = team.layers(matrices, partial(self._teams.owners, self.param_groups))
-            known = Participants(key, stacked(layers), others, owned)
-            self._participants[index] = known
-        return known
-
-    @contextmanager
-    def _drop_step_on_failure(self, team: Team) -> Iterator[None]:
-        """If the step raises, drop its gradients, statistics and messages.
-
-        Otherwise gradients and statistics in the stacks would be used in the next step.
-        """
-        try:
-            yield
-        except BaseException:
-            self._participants.clear()
-            team.forget()
-            raise
+    def _find_participants(self, team: Team) -> list[Participants]:
+        choose = partial(self._teams.owners, self.param_groups)
+        return self._step.find_participants(self.param_groups, self.state, team, choose)
 
     # ---- gradients that cannot be used -----------------------------------------------------------
 
     def _local_check(self, team: Team) -> tuple[str | None, Captured]:
         """What is wrong with this rank's gradients, and its statistics of this step."""
         captured = self._capture.collect(team.size)
-        return self._find_fault(team), captured
-
-    def _find_fault(self, team: Team) -> str | None:
-        """What is wrong with this rank's gradients. Also reports results the last step left out."""
-        if not self._step.check_finite:
-            return None
-        gradients = [team.local(p.grad) for p in self._all_parameters() if p.grad is not None]
-        stacks = self._stacks()
-        masks = [stack.unusable for stack in stacks if stack.unusable is not None]
-        dense = all(gradient.layout == torch.strided for gradient in gradients)
-        # One call for both, because each call would wait for an accelerator.
-        if dense and all_finite([g for g in gradients if g.numel()], masks):
-            for stack in stacks:
-                stack.unusable = None
-            return None
-        by_name = dense_gradients(self.param_groups)
-        self._report_unusable()
-        return unusable_gradients(by_name)
+        return self._step.find_fault(self.param_groups, team), captured
 
     def _raise_or_skip(self, fault: str) -> None:
         """Raise or skip the step, depending on `nonfinite`. Nothing has changed yet."""
@@ -230,15 +189,6 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._reports.warn_once(
             f"{fault}; the step was skipped (the groups count these as 'skipped')"
         )
-
-    def _stacks(self) -> list[Stack]:
-        """The stacks of the last step."""
-        return [stack for present in self._participants.values() for stack in present.stacks]
-
-    def _report_unusable(self) -> None:
-        """Count, by layer, memories and directions that overflowed and were left out."""
-        for stack in self._stacks():
-            self._reports.count_failures(stack.unusable_layers())
 
     def add_observer(self, observer: Observer) -> Callable[[], None]:
         """Call `observer(stack, source, U)` for every updated stack; returns a function to stop."""
@@ -256,7 +206,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         inner = unwrapped(model)
         self._layout.specs = self._layer_specs(inner)
         self._capture.attach(inner, self.param_groups)
-        self._participants.clear()
+        self._step.participants.clear()
         self._step.has_model = True
         # A method that captures nothing is also correct without finding the wrapper, only with more
         # work. Without ranks its model gets no hook, so that torch.jit.script can compile it.
@@ -284,7 +234,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def _gate(self) -> None:
         """Open the hooks if the next step refreshes. Called before its forward pass."""
         for index in self._capture.gate(self.param_groups):
-            self._participants.pop(index, None)  # phases may have changed
+            self._step.participants.pop(index, None)  # phases may have changed
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the statistics that came with them."""
@@ -380,7 +330,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         """The ranks that work together. If the team has changed, the state is divided again."""
         team, changed = self._teams.team(self.param_groups)
         if changed:
-            self._participants.clear()
+            self._step.participants.clear()
             self._divide_state(team)
         return team
 
@@ -430,7 +380,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Torch's state_dict with the format number and the method's name."""
-        self._report_unusable()
+        self._step.report_unusable()
         return self._store.saved(super().state_dict())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -468,7 +418,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         finally:
             handle.remove()
             self._incoming = None
-        self._participants.clear()
+        self._step.participants.clear()
 
     def _cut_of(self, parameter: Tensor, group: Group) -> Cut:
         known = self._capture.model is not None or not self._awaits_model
@@ -528,14 +478,10 @@ class MatrixOptimizer(torch.optim.Optimizer):
         return not self._team().any(any(bool(g.any()) for g in gradients if g is not None))
 
     def _allocate_state(self) -> None:
-        team = self._team()
-        present = [
-            self._find_participants(index, group, team)
-            for index, group in enumerate(self.param_groups)
-        ]
+        present = self._find_participants(self._team())
         statistics = [capture.identity_statistics for capture in self._capture.groups]
         allocate(self._step, self.param_groups, present, lambda i, p: statistics[i](p), self.state)
-        self._participants.clear()
+        self._step.participants.clear()
         self._teams.compare_again()
         self._gate()
 

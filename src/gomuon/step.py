@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -9,9 +10,12 @@ import torch
 from torch import Tensor
 
 from gomuon.adamw import adamw_step
-from gomuon.distributed.team import Captured, Team
+from gomuon.distributed.team import Captured, ChooseOwners, Team
+from gomuon.functional.linalg import all_finite
 from gomuon.moments import MomentShapes, Statistics
-from gomuon.parameters.stacks import Participants, Stack, note_layers_on_error
+from gomuon.parameters.gradients import dense_gradients, unusable_gradients
+from gomuon.parameters.layout import Layout, State
+from gomuon.parameters.stacks import Participants, Stack, note_layers_on_error, stacked
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.stations import Pending
 from gomuon.reports import Reports
@@ -40,16 +44,77 @@ class Step:
 
     Args:
         recipe: the method's recipe.
+        layout: how parameters are cut into matrices.
         reports: for warnings about layers that failed.
         check_finite: whether to leave out directions that are not finite.
     """
 
-    def __init__(self, recipe: Recipe, reports: Reports, *, check_finite: bool) -> None:
+    def __init__(
+        self, recipe: Recipe, layout: Layout, reports: Reports, *, check_finite: bool
+    ) -> None:
         self.recipe = recipe
+        self.layout = layout
         self.reports = reports
         self.check_finite = check_finite
         self.has_model = False  # then layers are captured, and layers without maps are reported
         self.observers: list[Observer] = []
+        self.participants: dict[int, Participants] = {}  # of the last step, by group
+
+    # ---- before the step -------------------------------------------------------------------------
+
+    def find_participants(
+        self, groups: Sequence[Group], state: State, team: Team, choose: ChooseOwners
+    ) -> list[Participants]:
+        """What the step updates, by group; the same objects while the parameters are the same."""
+        for index, group in enumerate(groups):
+            present = [p for p in group["params"] if p.grad is not None and p.numel()]
+            key = [(id(p), p.dtype, p.device, id(state[p])) for p in present]
+            known = self.participants.get(index)
+            if known is None or known.key != key:
+                matrices, others = self.layout.divided(index, group, state)
+                layers, owned = team.layers(matrices, choose)
+                self.participants[index] = Participants(key, stacked(layers), others, owned)
+        return [self.participants[index] for index in range(len(groups))]
+
+    def find_fault(self, groups: Sequence[Group], team: Team) -> str | None:
+        """What is wrong with this rank's gradients. Also reports results the last step left out."""
+        if not self.check_finite:
+            return None
+        parameters = [p for group in groups for p in group["params"]]
+        gradients = [team.local(p.grad) for p in parameters if p.grad is not None]
+        masks = [stack.unusable for stack in self._stacks() if stack.unusable is not None]
+        dense = all(gradient.layout == torch.strided for gradient in gradients)
+        # One call for both, because each call would wait for an accelerator.
+        if dense and all_finite([g for g in gradients if g.numel()], masks):
+            for stack in self._stacks():
+                stack.unusable = None
+            return None
+        by_name = dense_gradients(groups)
+        self.report_unusable()
+        return unusable_gradients(by_name)
+
+    def report_unusable(self) -> None:
+        """Count, by layer, memories and directions that overflowed and were left out."""
+        for stack in self._stacks():
+            self.reports.count_failures(stack.unusable_layers())
+
+    def _stacks(self) -> list[Stack]:
+        return [stack for present in self.participants.values() for stack in present.stacks]
+
+    @contextmanager
+    def dropped_on_failure(self, team: Team) -> Iterator[None]:
+        """If the step raises, drop its gradients, statistics and messages.
+
+        Otherwise gradients and statistics in the stacks would be used in the next step.
+        """
+        try:
+            yield
+        except BaseException:
+            self.participants.clear()
+            team.forget()
+            raise
+
+    # ---- the step --------------------------------------------------------------------------------
 
     def take(
         self,

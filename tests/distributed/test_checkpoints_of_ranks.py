@@ -157,7 +157,7 @@ def part(place: Place, kind: str) -> tuple[Any, int, int]:
     held = sum("momentum" in entries for entries in optimizer.state.values())
     assert held == owned
     for layer in (
-        x for roll in optimizer._participants.values() for s in roll.stacks for x in s.layers
+        x for roll in optimizer._step.participants.values() for s in roll.stacks for x in s.layers
     ):
         assert isinstance(layer, OwnedLayer)  # and nothing whole outlives the step
         assert [*layer.whole_gradients, *layer.whole_weights, *layer.steps] == []

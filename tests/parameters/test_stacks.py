@@ -32,12 +32,12 @@ def test_a_stack_lasts_while_the_same_layers_take_part() -> None:
     model = transformer()
     optimizer = GoMuon(model)
     train(model, optimizer, range(3))
-    roll = optimizer._participants[0]
+    roll = optimizer._step.participants[0]
     train(model, optimizer, range(3, 9))
-    assert optimizer._participants[0] is roll
+    assert optimizer._step.participants[0] is roll
     matrices(model)[0].requires_grad_(False)
     train(model, optimizer, range(9, 10))
-    assert optimizer._participants[0] is not roll
+    assert optimizer._step.participants[0] is not roll
 
 
 def interrupted_by(event: Callable[[nn.Module, MatrixOptimizer], Any], method: Any) -> list[Tensor]:
