@@ -68,7 +68,8 @@ class GoMuon(MatrixOptimizer):
         W  ← W − η √max(1, m/n) · D √min(m, n) / ‖D‖_F
 
     If P_B M̂ P_A does not have full rank, √rank replaces √min(m, n), and `polar` decides what
-    happens in the null space: by default D is zero there; "svd" completes it as the paper does.
+    happens in the null space: by default the polar factor is zero there; "svd" completes it as the
+    paper does.
 
     Everything that is not a hidden matrix (embeddings, norms, biases, the output head) goes to
     AdamW in the same optimizer. `routing_table()` shows every parameter and the reason.
