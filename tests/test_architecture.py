@@ -143,3 +143,18 @@ def test_dir_shows_the_public_names_and_nothing_else() -> None:
     assert set(dir(gomuon)) == {*gomuon.__all__, "__version__"}
     assert callable(gomuon.functional.polar)
     assert not (ROOT / "functional" / "polar.py").exists(), "polar is a function, not a module"
+
+
+def test_one_name_means_one_thing() -> None:
+    """No two classes of the package, and no two of its modules, have the same name."""
+    classes = [
+        node.name
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert sorted(set(classes)) == sorted(classes)
+    # Every room of the lab may have a command, and every package its errors.
+    common = {"__init__", "__main__", "command", "errors"}
+    modules = [path.stem for path in FILES if path.stem not in common]
+    assert sorted(set(modules)) == sorted(modules)

@@ -35,7 +35,7 @@ METHODS = sorted(
 UPDATES, HALF = 20, 10
 
 
-class Attention(nn.Module):
+class TinyAttention(nn.Module):
     """Two heads, and the names MuonQK looks for."""
 
     heads = 2
@@ -60,7 +60,7 @@ class Model(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(11, 16)
         self.convolution = nn.Conv1d(16, 16, 3, padding=1, groups=2)
-        self.attention = Attention(16)
+        self.attention = TinyAttention(16)
         self.norm = nn.LayerNorm(16)
         self.mlp = nn.Sequential(nn.Linear(16, 40), nn.GELU(), nn.Linear(40, 16))
         self.head = nn.Linear(16, 11)

@@ -20,8 +20,8 @@ from gomuon.capture.hooks import unwrapped
 from gomuon.capture.model import GroupCapture, ModelCapture, remove_hooks
 from gomuon.checkpoints.allocation import allocate, drop_blank
 from gomuon.checkpoints.store import Checkpoint, Store, shallow_copy
+from gomuon.distributed.divided_state import drop_others_state
 from gomuon.distributed.ranks import check_group
-from gomuon.distributed.state import drop_others_state
 from gomuon.distributed.team import Captured, Team, TeamFinder, is_distributed
 from gomuon.errors import NonFiniteGradientError, RankError, describe_exception, describe_value
 from gomuon.functional.linalg import full_precision

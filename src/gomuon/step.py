@@ -13,7 +13,7 @@ from gomuon.adamw import adamw_step
 from gomuon.distributed.team import Captured, ChooseOwners, Team
 from gomuon.functional.linalg import all_finite
 from gomuon.moments import MomentShapes, Statistics
-from gomuon.parameters.gradients import dense_gradients, unusable_gradients
+from gomuon.parameters.gradient_faults import dense_gradients, unusable_gradients
 from gomuon.parameters.layout import Layout, State
 from gomuon.parameters.stacks import Participants, Stack, note_layers_on_error, stacked
 from gomuon.recipes.recipe import Recipe

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "methods.md"
 # The table-driven tests: what every method promises, and what its steps multiply and keep.
 EVERY_METHOD = "tests/methods/test_every_method.py"
-EVERY_COST = "tests/lab/costs/test_work.py"
+EVERY_COST = "tests/lab/costs/test_unit_costs.py"
 
 
 @pytest.fixture

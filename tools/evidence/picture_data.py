@@ -53,7 +53,7 @@ class AccuracyLine:
 
 
 @dataclass(frozen=True)
-class AccuracyPanel:
+class GrokkingPanel:
     title: str
     lines: tuple[AccuracyLine, ...]
 
@@ -135,7 +135,7 @@ def smooth(values: Sequence[float]) -> list[float]:
     return found
 
 
-def accuracy_panels(evidence: Evidence) -> tuple[AccuracyPanel, ...]:
+def accuracy_panels(evidence: Evidence) -> tuple[GrokkingPanel, ...]:
     """Held-out accuracy of every run of the screen, once those at the paper's rates are there."""
     study = evidence.get("grokking")
     chosen = [name for pair in EXPERIMENTS["grokking"].comparisons for name in pair]
@@ -162,7 +162,7 @@ def accuracy_panels(evidence: Evidence) -> tuple[AccuracyPanel, ...]:
                         arm.name in chosen,
                     )
                 )
-        panels.append(AccuracyPanel(f"Modular addition, {group}", tuple(lines)))
+        panels.append(GrokkingPanel(f"Modular addition, {group}", tuple(lines)))
     return tuple(panels)
 
 

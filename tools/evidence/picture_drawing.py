@@ -120,7 +120,7 @@ def _losses(axes: Axes, panel: picture_data.LossPanel, style: Style) -> None:
     axes.tick_params(labelsize=8)
 
 
-def _accuracies(axes: Axes, panel: picture_data.AccuracyPanel, style: Style) -> None:
+def _accuracies(axes: Axes, panel: picture_data.GrokkingPanel, style: Style) -> None:
     last = 10.0
     for line in sorted(panel.lines, key=lambda line: line.main):
         color = style.color(line.color)

@@ -12,7 +12,7 @@ from gomuon.checkpoints.entries import (
     check_together,
     checked_entry,
 )
-from gomuon.checkpoints.groups import check_method, check_structure, fitted_group
+from gomuon.checkpoints.saved_groups import check_method, check_structure, fitted_group
 from gomuon.errors import describe_value
 from gomuon.parameters.groups import parameter_name
 from gomuon.parameters.sharding import is_sharded

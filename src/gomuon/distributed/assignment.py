@@ -122,5 +122,6 @@ def load_per_rank(costs: Sequence[float], owners: Sequence[int], ranks: int) -> 
 
 def imbalance(loads: Sequence[float]) -> float:
     """Largest load divided by the mean load; 1 if there is no load."""
-    mean = sum(loads) / len(loads)
-    return max(loads) / mean if mean else 1.0
+    total = sum(loads)
+    # One division, so that one rank with all the load gives exactly the number of ranks.
+    return max(loads) * len(loads) / total if total else 1.0

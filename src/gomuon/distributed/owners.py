@@ -16,13 +16,13 @@ from torch import Tensor
 
 from gomuon.distributed.agreement import Agreement
 from gomuon.distributed.assignment import owners_of
+from gomuon.distributed.divided_state import consolidated
 from gomuon.distributed.messages import Exchange, Inbox, size_of
-from gomuon.distributed.moments import slots_of, statistics_of, sum_to_owners
 from gomuon.distributed.owned import OwnedLayer, OwnedMatrix
 from gomuon.distributed.ranks import NOTHING_CHANGED, Ranks
 from gomuon.distributed.replicated import any_rank, fail_together
 from gomuon.distributed.shards import RowRanges, find_row_ranges
-from gomuon.distributed.state import consolidated
+from gomuon.distributed.sums import slots_of, statistics_of, sum_to_owners
 from gomuon.distributed.team import Captured, ChooseOwners, Group, LocalCheck
 from gomuon.functional.linalg import working_dtype
 from gomuon.geometry.base import Geometry

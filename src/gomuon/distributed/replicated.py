@@ -10,8 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from gomuon.distributed.agreement import Agreement
-from gomuon.distributed.moments import slots_of, statistics_of, sum_everywhere
 from gomuon.distributed.ranks import WEIGHTS_MAY_DIFFER, Ranks
+from gomuon.distributed.sums import slots_of, statistics_of, sum_everywhere
 from gomuon.distributed.team import Alone, Captured, Group, LocalCheck
 from gomuon.errors import RankError
 from gomuon.moments import MomentShapes, Statistics

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from gomuon.functional.linalg import decompose, guarded, identity_like, trace_mean
 from gomuon.functional.oracle import inside_only_direction, preconditioned
-from gomuon.geometry.gradients import GradientGrams, inverse_power
+from gomuon.geometry.gradient_grams import GradientGrams, inverse_power
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe

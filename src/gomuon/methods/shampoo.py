@@ -5,7 +5,7 @@ from torch import Tensor
 
 from gomuon.functional.linalg import decompose, guarded, widened
 from gomuon.functional.oracle import preconditioned
-from gomuon.geometry.gradients import GradientGrams, inverse_power
+from gomuon.geometry.gradient_grams import GradientGrams, inverse_power
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe

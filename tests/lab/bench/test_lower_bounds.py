@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gomuon.lab.bench import lower_bounds, tables, targets, workloads
+from gomuon.lab.bench import lower_bounds, targets, workloads
 from gomuon.lab.bench.arms import gomuon_optimizer
 from gomuon.lab.bench.interleaving import Runner
 from gomuon.lab.bench.workloads import Workload
@@ -101,4 +101,4 @@ def test_the_bars_say_what_their_floor_is() -> None:
     assert wide == pytest.approx([0.4 / 0.2, 0.325 / 0.2])  # both at their least
     result = made_result(paper={"go_muon_4": 0.9, "torch_muon": 5.0})
     result["workloads"]["paper"]["kernels"] = KERNELS
-    assert tables.target_table(result).rows[0][-1] == "0.080"
+    assert bench_tables.target_table(result).rows[0][-1] == "0.080"

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gomuon.lab.bench import tables, targets
+from gomuon.lab.bench import bench_tables, targets
 from gomuon.lab.bench.all_arms import arms_by_name
 from gomuon.lab.bench.workloads import NAMES
 from tests.lab.helpers.made_bench import made_result
@@ -61,13 +61,13 @@ def test_an_arm_that_failed_is_not_measured() -> None:
     del entry["step"]
     entry["failed"] = "made up"
     assert targets.check(result)[0].verdict == "not measured"
-    rows = tables.workload_table(result, "paper").rows
+    rows = bench_tables.workload_table(result, "paper").rows
     assert ("torch Muon", "1", "made up") in rows
 
 
 def test_rows_are_ratios() -> None:
     result = made_result(paper={"go_muon_4": 0.5})
-    title, interval, step, whole, state, peak = tables.workload_table(result, "paper").rows[1]
+    title, interval, step, whole, state, peak = bench_tables.workload_table(result, "paper").rows[1]
     assert (title, interval) == ("Go-MUON, K = 4", "4")
     assert step == "0.500 ± 0.071"
     assert whole == "1.50 ± 0.21"
@@ -78,7 +78,7 @@ def test_rows_are_ratios() -> None:
     ("value", "shown"), [(0.0123, "0.012"), (1.234, "1.23"), (12.34, "12.3"), (1234.5, "1234")]
 )
 def test_numbers_have_no_exponents(value: float, shown: str) -> None:
-    assert tables.number(value) == shown
+    assert bench_tables.number(value) == shown
 
 
 def test_bar_arms_never_sit_out() -> None:

@@ -17,9 +17,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import gomuon
 from gomuon.lab import cli
 from gomuon.lab.costs import planned_model, scaling_page
+from gomuon.lab.costs.cost_tables import human
 from gomuon.lab.costs.estimate import RankLayout, estimate_cost
 from gomuon.lab.costs.published_models import CONFIGURATIONS
-from gomuon.lab.costs.tables import human
 from gomuon.lab.costs.traffic import Mesh, status_bytes
 from gomuon.lab.experiments import optimizers
 from tests.counting import counted, kept_bytes

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table as Rich
 from rich.text import Text
 
-from gomuon.lab.bench import benchmark, tables
+from gomuon.lab.bench import benchmark
 from gomuon.lab.bench import speed_page as pages
 from gomuon.lab.errors import Interrupted
 from gomuon.lab.files import write_text
@@ -115,12 +115,12 @@ def write(result: Mapping[str, Any], folder: Path) -> None:
 
 def show(result: Mapping[str, Any], console: Console) -> None:
     """Print the tables; the targets come last, so that they are still on the screen."""
-    for title, table in tables.workload_tables(result):
+    for title, table in bench_tables.workload_tables(result):
         console.print(_rich(title, table))
-    grown = tables.scaling_table(result)
+    grown = bench_tables.scaling_table(result)
     if grown is not None:
         console.print(_rich("growth", grown))
-    console.print(_rich("targets", tables.target_table(result)))
+    console.print(_rich("targets", bench_tables.target_table(result)))
     console.print("times over forward + backward of the model without hooks", style="dim")
 
 

@@ -17,7 +17,7 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from gomuon.lab.bench.tables import against_passes, number
+from gomuon.lab.bench.bench_tables import against_passes, number
 from gomuon.lab.files import write_text
 from gomuon.lab.report.svg import Style, label, render_svg
 

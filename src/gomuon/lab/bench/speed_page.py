@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gomuon.lab import machine
-from gomuon.lab.bench import measurement, tables
+from gomuon.lab.bench import measurement
 from gomuon.lab.report.document import Table
 from gomuon.lab.report.markdown import escape, table_text
 
@@ -79,14 +79,14 @@ def markdown(result: Mapping[str, Any], file: str, plot: str) -> str:
     parts = [INTRODUCTION.format(file=file, **_facts(result))]
     if result["size"] != "full":
         parts.append(QUICK)
-    parts += ["## Targets", render(tables.target_table(result)), _plot(plot)]
+    parts += ["## Targets", render(bench_tables.target_table(result)), _plot(plot)]
     parts += ["## Where the time goes", ACCOUNT]
-    for title, table in tables.workload_tables(result):
+    for title, table in bench_tables.workload_tables(result):
         parts += [f"## {escape(title[0].upper() + title[1:])}", render(table)]
-    scaling = tables.scaling_table(result)
+    scaling = bench_tables.scaling_table(result)
     if scaling is not None:
         parts += ["## Growth", SCALING, render(scaling)]
-    parts += ["## Optimizers", render(tables.arm_table(result))]
+    parts += ["## Optimizers", render(bench_tables.arm_table(result))]
     return "\n\n".join(parts) + "\n"
 
 

@@ -11,7 +11,7 @@ import tyro
 from gomuon.functional.polar_factor import PolarMethod
 from gomuon.lab.costs import planned_model, scaling_page
 from gomuon.lab.costs.comparison import ACCELERATOR_POLAR, OPTIMIZERS, compare_costs
-from gomuon.lab.costs.tables import print_comparison
+from gomuon.lab.costs.cost_tables import print_comparison
 from gomuon.lab.costs.traffic import Mesh
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.flags import NO_DEFAULT_SHOWN, Flag, OptionalInt, OptionalPath, OptionalText

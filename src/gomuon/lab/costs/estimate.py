@@ -12,7 +12,7 @@ from gomuon.distributed.assignment import Unit, imbalance, load_per_rank, owners
 from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers, units_of
 from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
 from gomuon.lab.costs.traffic import Mesh, held_elements, replicated_bytes, step_bytes
-from gomuon.lab.costs.work import (
+from gomuon.lab.costs.unit_costs import (
     adamw_bytes,
     layers_work,
     moment_work,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gomuon.lab.costs import planned_model
 from gomuon.lab.costs.comparison import compare_costs
-from gomuon.lab.costs.tables import cost_rows, heading, notes
+from gomuon.lab.costs.cost_tables import cost_rows, heading, notes
 from gomuon.lab.costs.traffic import Mesh
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments.optimizers import title

@@ -19,7 +19,7 @@ from gomuon.lab.costs.layers import (
     find_layers,
     units_of,
 )
-from gomuon.lab.costs.work import (
+from gomuon.lab.costs.unit_costs import (
     adamw_bytes,
     layers_work,
     moment_work,
