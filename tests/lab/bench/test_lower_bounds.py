@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gomuon.lab.bench import lower_bounds, targets, workloads
+from gomuon.lab.bench import bench_tables, lower_bounds, targets, workloads
 from gomuon.lab.bench.arms import gomuon_optimizer
 from gomuon.lab.bench.interleaving import Runner
 from gomuon.lab.bench.workloads import Workload

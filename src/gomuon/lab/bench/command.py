@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table as Rich
 from rich.text import Text
 
-from gomuon.lab.bench import benchmark
+from gomuon.lab.bench import bench_tables, benchmark
 from gomuon.lab.bench import speed_page as pages
 from gomuon.lab.errors import Interrupted
 from gomuon.lab.files import write_text

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gomuon.lab import machine
-from gomuon.lab.bench import measurement
+from gomuon.lab.bench import bench_tables, measurement
 from gomuon.lab.report.document import Table
 from gomuon.lab.report.markdown import escape, table_text
 
