@@ -15,8 +15,8 @@ from gomuon.lab.campaign_commands import ARGV, race, reproduce, tune, write_repo
 from gomuon.lab.costs.command import plan
 from gomuon.lab.data import corpora
 from gomuon.lab.errors import Crashed, Interrupted, LabError
+from gomuon.lab.experiments.own_methods import take_imports
 from gomuon.lab.flags import NO_DEFAULT_SHOWN, Flag, OptionalPath, refuse_empty
-from gomuon.lab.own_methods import take_imports
 from gomuon.lab.report import methods_page, terminal_methods
 from gomuon.lab.terminal import SafeConsole, escaped, one_line
 from gomuon.lab.verification import verify

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from gomuon.lab.errors import Crashed, Interrupted, LabError
+from gomuon.lab.experiments.own_methods import import_methods, imported
 from gomuon.lab.experiments.plan import run_name
 from gomuon.lab.experiments.run_config import RunConfig
-from gomuon.lab.own_methods import import_methods, imported
 from gomuon.lab.running.training import UpdateReport, train
 
 # Torch imports its compiler when the first optimizer is created, which takes longer than a small
