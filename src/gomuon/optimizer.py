@@ -158,7 +158,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
             )
             if fault is None:
                 present = self._find_participants(team)
-                self._step.take(self.param_groups, present, team, captured, self._capture.shapes)
+                self._step.take(self.param_groups, present, team, captured, self._capture)
             else:
                 self._raise_or_skip(fault)
         self._gate()
@@ -168,8 +168,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _find_participants(self, team: Team) -> list[Participants]:
-        choose = partial(self._teams.owners, self.param_groups)
-        return self._step.find_participants(self.param_groups, self.state, team, choose)
+        groups = self.param_groups
+        return self._step.find_participants(groups, self.state, team, self._choose_owners)
 
     # ---- gradients that cannot be used -----------------------------------------------------------
 
@@ -207,7 +207,6 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._layout.specs = self._layer_specs(inner)
         self._capture.attach(inner, self.param_groups)
         self._step.participants.clear()
-        self._step.has_model = True
         # A method that captures nothing is also correct without finding the wrapper, only with more
         # work. Without ranks its model gets no hook, so that torch.jit.script can compile it.
         if self._captures or is_distributed():
@@ -217,7 +216,6 @@ class MatrixOptimizer(torch.optim.Optimizer):
         """Remove every hook from the model. The geometry then does not change any more."""
         self._capture.remove()
         self._teams.wrapper.remove()
-        self._step.has_model = False
 
     @property
     def _captures(self) -> bool:
@@ -339,14 +337,18 @@ class MatrixOptimizer(torch.optim.Optimizer):
         if self._state_not_divided:
             self._divide_state(team)
         # Without statistics, equal gradients give equal steps, so no warning is needed.
-        matters = self._step.has_model and self._captures and self._teams.other_ranks
+        has_model = self._capture.model is not None
+        matters = has_model and self._captures and self._teams.other_ranks
         if matters and any(float(group["lr"]) for group in self.param_groups):
             self._reports.alone_among_ranks()
+
+    def _choose_owners(self, ranks: int) -> Mapping[Tensor, int]:
+        return self._teams.owners(self.param_groups, ranks)
 
     def _divide_state(self, team: Team) -> None:
         """Drop the state of matrices that other ranks own, after loading."""
         self._state_not_divided = False
-        owners = team.owners(partial(self._teams.owners, self.param_groups))
+        owners = team.owners(self._choose_owners)
         if missing := drop_others_state(self.state, self.param_groups, owners, team.rank):
             self._reports.partial_checkpoint(missing)
 
@@ -355,7 +357,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
         A bias that joins its weight has the same owner as the weight.
         """
-        owners = self._team().owners(partial(self._teams.owners, self.param_groups))
+        owners = self._team().owners(self._choose_owners)
         return {
             name: owners[parameter]
             for index, group in enumerate(self.param_groups)
@@ -371,7 +373,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         the whole state.
         """
         state_dict, team = self.state_dict(), self._team()
-        owners = team.owners(partial(self._teams.owners, self.param_groups))
+        owners = team.owners(self._choose_owners)
         parameters = enumerate(self._all_parameters())
         owned = [number for number, p in parameters if owners.get(p) == team.rank]
         return {**state_dict, "state": team.consolidated(state_dict["state"], owned)}

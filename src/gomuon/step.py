@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from gomuon.adamw import adamw_step
+from gomuon.capture.model import ModelCapture
 from gomuon.distributed.team import Captured, ChooseOwners, Team
 from gomuon.functional.linalg import all_finite
-from gomuon.moments import MomentShapes, Statistics
+from gomuon.moments import Statistics
 from gomuon.parameters.gradient_faults import dense_gradients, unusable_gradients
 from gomuon.parameters.layout import Layout, State
-from gomuon.parameters.stacks import Participants, Stack, note_layers_on_error, stacked
+from gomuon.parameters.stacks import Layer, Participants, Stack, note_layers_on_error, stacked
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.stations import Pending
 from gomuon.reports import Reports
@@ -56,7 +57,6 @@ class Step:
         self.layout = layout
         self.reports = reports
         self.check_finite = check_finite
-        self.has_model = False  # then layers are captured, and layers without maps are reported
         self.observers: list[Observer] = []
         self.participants: dict[int, Participants] = {}  # of the last step, by group
 
@@ -122,7 +122,7 @@ class Step:
         participants: Sequence[Participants],
         team: Team,
         captured: Captured,
-        wanted: Callable[[int], Mapping[Tensor, MomentShapes]],
+        capture: ModelCapture,
     ) -> None:
         """One step of all groups.
 
@@ -131,7 +131,7 @@ class Step:
             participants: the layers and parameters to update, by group.
             team: the ranks that work together.
             captured: this rank's statistics, by group.
-            wanted: returns the shapes of the moments that a group captures.
+            capture: the capture of the model.
         """
         both = list(zip(groups, participants, strict=True))
         for index, (group, present) in enumerate(both):
@@ -141,10 +141,13 @@ class Step:
             arrived = team.gather(present.matrices, weights=weights)
             statistics: Mapping[Tensor, Statistics] = {}
             if index in captured:
-                statistics = team.sum_statistics(present.matrices, captured[index], wanted(index))
+                wanted = capture.shapes(index)
+                statistics = team.sum_statistics(present.matrices, captured[index], wanted)
             arrived()
             with team.fail_together(present):
-                self.refresh(present, statistics, group)
+                observed = self.refresh(present, statistics, group)
+                if capture.model is not None and capture.captures(group):
+                    self._report_uncaptured(observed, group)
                 self.update(present, group, team)
             team.send(present.matrices)
             for stack in present.stacks:
@@ -159,8 +162,11 @@ class Step:
 
     def refresh(
         self, present: Participants, statistics: Mapping[Tensor, Statistics], group: Group
-    ) -> None:
-        """If t mod K = 0: renew factors and maps. A layer that fails keeps its old maps."""
+    ) -> list[Layer]:
+        """If t mod K = 0: renew factors and maps. A layer that fails keeps its old maps.
+
+        Returns the layers whose turn it was to be observed.
+        """
         geometry, clock = self.recipe.geometry, self.recipe.clock
         observed = [layer for layer in present.layers if clock.observes(group, layer.phase)]
         renewed = [layer for layer in present.layers if clock.renews(group, layer.phase)]
@@ -174,12 +180,13 @@ class Step:
             layer.statistics = None
         if failed:
             self.reports.count_failures(failed)
-        if self.has_model and any(geometry.captured_sides(group)):
-            without_geometry = [
-                layer.name for layer in observed if not _GEOMETRY & layer.state.keys()
-            ]
-            if without_geometry and float(group["lr"]):
-                self.reports.nothing_captured(without_geometry)
+        return observed
+
+    def _report_uncaptured(self, layers: Sequence[Layer], group: Group) -> None:
+        """Warn of layers that still have no geometry although it was their turn."""
+        without_geometry = [layer.name for layer in layers if not _GEOMETRY & layer.state.keys()]
+        if without_geometry and float(group["lr"]):
+            self.reports.nothing_captured(without_geometry)
 
     def update(self, present: Participants, group: Group, team: Team) -> None:
         """Move the weights, layers of one shape at a time, stacked [b, m, n]."""
