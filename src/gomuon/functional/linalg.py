@@ -96,13 +96,28 @@ def over_batch(
 def symmetric_product(rows: Tensor) -> Tensor:
     """VᵀV of V [..., N, d]; blocks below the diagonal are copied from above it."""
     d = rows.shape[-1]
-    block = max(128, d // 16)  # wide enough for products to run at full speed
+    return _by_triangle(rows.mT, rows, max(128, d // 16))
+
+
+def symmetric_result(A: Tensor, B: Tensor) -> Tensor:
+    """AB [..., d, d] where AB is symmetric: A = Bᵀ, or A and B symmetric and commuting.
+
+    Blocks below the diagonal are copied from above it, so the result is exactly symmetric.
+    """
+    d = A.shape[-2]
+    # On accelerators a strip must be larger for its product to be worth a launch.
+    return _by_triangle(A, B, max(64, d // 16) if A.device.type == "cpu" else max(1024, d // 8))
+
+
+def _by_triangle(A: Tensor, B: Tensor, block: int) -> Tensor:
+    """AB [..., d, d], strips of `block` rows from the diagonal on."""
+    d = A.shape[-2]
     if d < 2 * block:
-        return rows.mT @ rows
-    product = rows.new_empty(*rows.shape[:-2], d, d)
+        return A @ B
+    product = A.new_empty(*A.shape[:-1], d)
     for begin in range(0, d, block):
         end = min(begin + block, d)
-        strip = rows[..., begin:end].mT @ rows[..., begin:]
+        strip = A[..., begin:end, :] @ B[..., begin:]
         product[..., begin:end, begin:] = strip
         product[..., end:, begin:end] = strip[..., end - begin :].mT
     return product

@@ -1,4 +1,4 @@
-"""The tasks of a run: character models of two corpora, and modular addition.
+"""The tasks of a run: character models of two corpora, a GPT, and modular addition.
 
 A task determines all that two paired arms must share: the initial parameters, the sequence of
 minibatches and the schedule. All of it follows from the seed and does not depend on the optimizer.
@@ -17,6 +17,7 @@ from gomuon.lab import machine
 from gomuon.lab.data import corpora
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.experiments import schedules
+from gomuon.lab.experiments.gpt import GPT
 from gomuon.lab.experiments.models import CharacterModel, ModularAdditionModel
 from gomuon.lab.experiments.run_config import RunConfig
 
@@ -24,8 +25,11 @@ from gomuon.lab.experiments.run_config import RunConfig
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ptb": {"steps": 1000, "adamw_lr": 3e-3},
     "shakespeare": {"steps": 1000, "adamw_lr": 3e-3},
+    "gpt": {"steps": 1000, "adamw_lr": 3e-3},
     "grokking": {"steps": 350, "adamw_lr": 1e-2, "modulus": 59, "width": 64, "hidden": 192},
 }
+# The corpus of each task that has one. "gpt" is a GPT with LayerNorm on Tiny Shakespeare.
+CORPUS = {"ptb": "ptb", "shakespeare": "shakespeare", "gpt": "shakespeare"}
 
 
 class Task(Protocol):
@@ -57,7 +61,7 @@ class CharacterTask:
 
     def __init__(self, config: RunConfig, data_dir: str | Path | None = None) -> None:
         self.config = config
-        self.corpus = corpora.load(config.task, data_dir)
+        self.corpus = corpora.load(CORPUS[config.task], data_dir)
         room = len(self.corpus.tokens) - config.length
         if room < 1:
             raise LabError(
@@ -70,11 +74,11 @@ class CharacterTask:
         self.positions = torch.arange(config.length + 1)
 
     def model(self) -> nn.Module:
-        return CharacterModel(
-            len(self.corpus.vocabulary),
-            **_shape(self.config),
-            generator=torch.Generator().manual_seed(self.config.seed),
-        )
+        symbols, generator = len(self.corpus.vocabulary), torch.Generator()
+        generator.manual_seed(self.config.seed)
+        if self.config.task == "gpt":
+            return GPT(symbols, self.config.length, **_shape(self.config), generator=generator)
+        return CharacterModel(symbols, **_shape(self.config), generator=generator)
 
     def multipliers(self) -> list[float]:
         return schedules.cosine(self.config.steps)
@@ -84,7 +88,7 @@ class CharacterTask:
             "stream": self.offsets,
             "corpus": self.corpus.sha256,
             "model": {
-                "kind": "character",
+                "kind": "gpt" if self.config.task == "gpt" else "character",
                 "vocabulary": len(self.corpus.vocabulary),
                 "length": self.config.length,
                 **_shape(self.config),
@@ -152,6 +156,7 @@ class ModularAdditionTask:
 TASKS: dict[str, type[CharacterTask] | type[ModularAdditionTask]] = {
     "ptb": CharacterTask,
     "shakespeare": CharacterTask,
+    "gpt": CharacterTask,
     "grokking": ModularAdditionTask,
 }
 

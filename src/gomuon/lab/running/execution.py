@@ -110,8 +110,9 @@ def check(plan: Plan, data_dir: str | Path | None) -> None:
             f"{SELECTION} has one entry per optimizer, so remove the grid of all but one of them"
         )
     config = plan.config(plan.arms[0], plan.seeds[0], plan.arms[0].lr or plan.arms[0].grid[0])
-    if config.task in corpora.CORPORA:
-        corpora.load(config.task, data_dir)  # downloaded once here, before the workers need it
+    if config.task in tasks.CORPUS:
+        # Downloaded once here, before the workers need it.
+        corpora.load(tasks.CORPUS[config.task], data_dir)
     short = dataclasses.replace(config, steps=1)
     tasks.build_model(tasks.build(short, data_dir))
 

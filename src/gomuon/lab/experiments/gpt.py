@@ -1,0 +1,92 @@
+"""A small GPT as users have it: LayerNorm, biases, learned positions, fused projections, GELU.
+
+Beside a LayerNorm every gradient lacks one rank, so this model shows what a polar factor does in
+the null space; the paper's models have RMSNorm.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gomuon.lab.experiments.models import INITIAL_DEVIATION
+
+
+class FusedAttention(nn.Module):
+    """Causal self-attention; queries, keys and values come from one matrix."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        parts = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = parts.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+        return out
+
+
+class GPTBlock(nn.Module):
+    """Attention and MLP, each after a LayerNorm and with a residual connection."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.LayerNorm(width)
+        self.attention = FusedAttention(width, heads)
+        self.mlp_norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        out: Tensor = x + self.down(F.gelu(self.up(self.mlp_norm(x))))
+        return out
+
+
+class GPT(nn.Module):
+    """Predicts the next symbol at every position; the embedding is also the output head.
+
+    Args:
+        vocabulary: number of symbols.
+        length: the largest number of positions.
+        width, layers, heads, hidden: the shape of the blocks.
+        generator: for the initial parameters; default: torch's global one.
+    """
+
+    def __init__(
+        self,
+        vocabulary: int,
+        length: int,
+        *,
+        width: int = 128,
+        layers: int = 3,
+        heads: int = 4,
+        hidden: int = 384,
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        if width % heads:
+            raise ValueError(f"width ({width}) must be a multiple of the heads ({heads})")
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(length, width)
+        self.blocks = nn.ModuleList(GPTBlock(width, heads, hidden) for _ in range(layers))
+        self.final_norm = nn.LayerNorm(width)
+        with torch.no_grad():
+            for parameter in self.parameters():
+                if parameter.ndim == 2:
+                    parameter.normal_(0.0, INITIAL_DEVIATION, generator=generator)
+            for module in self.modules():
+                if isinstance(module, nn.Linear):
+                    module.bias.zero_()
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Tokens (batch, length) to logits (batch, length, vocabulary)."""
+        x = self.embedding(tokens) + self.positions.weight[: tokens.shape[1]]
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.final_norm(x), self.embedding.weight)
