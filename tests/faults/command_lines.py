@@ -218,7 +218,7 @@ def plan(generator: random.Random) -> tuple[str, Flags, list[str]]:
         "--token-stride": ("1", "4", *NUMBERS),
         "--tokens": ("1", "1000", *NUMBERS),
         "--dtype": ("float32", "bfloat16", "float64", "int8"),
-        "--polar": ("svd", "auto", "polar-express", "polar"),
+        "--polar": ("svd", "auto", "fast", "polar"),
     }
     switches(generator, flags, "--replicate", "--owners", "--json")
     if generator.random() < 0.1:

@@ -14,7 +14,7 @@ from tests.faults.arguments import Source
 
 Arguments = dict[str, Any]
 Shape = tuple[tuple[int, ...], torch.dtype] | None  # None: a plain number
-METHODS = ("svd", "canonical", "polar-express", "auto")
+METHODS = ("fast", "exact", "svd", "canonical", "auto")
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gomuon import GoMuon
 from gomuon.functional import polar, polar_factor
-from gomuon.functional.polar_factor import PolarMethod, _null_below, _polar_express
+from gomuon.functional.polar_express import exact_by_products, null_below
+from gomuon.functional.polar_factor import PolarMethod
 from tests.functional.matrices import (
     condition,
     distance,
@@ -29,6 +30,8 @@ from tests.functional.matrices import (
 from tests.models import train, transformer
 
 METHODS: tuple[PolarMethod, ...] = get_args(PolarMethod)
+FAST: tuple[PolarMethod, ...] = ("fast", "auto")  # their own tests are in test_polar_express.py
+EXACT: tuple[PolarMethod, ...] = tuple(method for method in METHODS if method not in FAST)
 DTYPES = (torch.float32, torch.float64)
 
 
@@ -60,18 +63,18 @@ def test_svd_is_semi_orthogonal_at_every_rank(X: Tensor) -> None:
 @given(matrices(full_rank=True))
 def test_methods_agree_at_full_rank(X: Tensor) -> None:
     # κ up to 1e8 keeps every singular value above the numerical rank's floor of about 1e-15.
-    assert torch.equal(polar(X, "auto"), polar(X))
+    assert torch.equal(polar(X, "exact"), polar(X))
     assert distance(polar(X, "canonical"), polar(X)) <= roundoff()
 
 
 @pytest.mark.parametrize("shape", [(4, 7), (7, 4), (5, 5), (1, 6), (6, 1), (1, 1)])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", EXACT)
 def test_polar_of_a_known_decomposition(shape: tuple[int, int], method: PolarMethod) -> None:
     X, wanted = of_condition(*shape, ratio=1e3)
     assert distance(polar(X, method), wanted) <= roundoff(condition(X))
 
 
-@pytest.mark.parametrize("method", ["canonical", "polar-express", "auto"])
+@pytest.mark.parametrize("method", ["canonical", "exact"])
 def test_canonical_is_zero_on_the_null_space(method: PolarMethod) -> None:
     # Exact zeros around a full-rank block: rank 2 in a 4×5 matrix, with no rounding in it.
     block, wanted = of_condition(2, 2, ratio=10.0)
@@ -103,29 +106,28 @@ def test_zero_gives_zero(shape: tuple[int, int], dtype: torch.dtype, method: Pol
     assert torch.allclose(U[1], polar(batch[1], method), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 @pytest.mark.parametrize("shape", [(24, 16), (16, 24), (16, 16)])
-def test_polar_express_agrees_with_svd_at_condition_1e3(
+def test_exact_by_products_agrees_with_svd_at_condition_1e3(
     shape: tuple[int, int], dtype: torch.dtype, tolerance: float
 ) -> None:
     for seed in range(10):
         X = of_condition(*shape, ratio=1e3, seed=seed)[0].to(dtype)
-        assert distance(polar(X, "polar-express"), polar(X)) <= tolerance
+        assert distance(exact_by_products(X), polar(X)) <= tolerance
 
 
-def test_polar_express_reaches_condition_1e4() -> None:
+def test_exact_by_products_reaches_condition_1e4() -> None:
     X, wanted = of_condition(16, 16, ratio=1e4)
-    assert distance(polar(X, "polar-express"), wanted) <= roundoff(condition(X))
+    assert distance(exact_by_products(X), wanted) <= roundoff(condition(X))
 
 
 # ---- the null space ------------------------------------------------------------------------------
 
-# Every way of leaving it alone; the last is what "auto" takes on accelerators.
+# Every exact way of leaving it alone; the last is what "exact" takes on accelerators.
 CANONICAL = {
     "canonical": lambda X: polar(X, "canonical"),
-    "auto": lambda X: polar(X, "auto"),
-    "polar-express": lambda X: polar(X, "polar-express"),
-    "accelerators": lambda X: _polar_express(X, wide_steps=8),
+    "exact": lambda X: polar(X, "exact"),
+    "accelerators": lambda X: exact_by_products(X),
 }
 EVERY_CANONICAL = pytest.mark.parametrize("canonical", CANONICAL.values(), ids=list(CANONICAL))
 
@@ -156,7 +158,7 @@ def test_noise_of_rounding_is_left_alone(
 def test_the_threshold_lies_at_32_times_the_precision(
     dtype: torch.dtype, canonical: Callable[[Tensor], Tensor]
 ) -> None:
-    threshold = _null_below(dtype)
+    threshold = null_below(dtype)
     assert threshold == 32 * torch.finfo(dtype).eps
     for share, expected in ((0.1, 0.0), (10.0, 1.0)):
         X = torch.diag(torch.tensor([1.0, 0.5, share * threshold], dtype=dtype))
@@ -183,7 +185,9 @@ def test_a_batch_is_its_loop_and_keeps_the_dtype(
     X = X.view(2, 3, *shape)
     U = polar(X, method)
     assert (U.dtype, U.shape) == (dtype, X.shape)
-    atol = 100 * torch.finfo(dtype).eps
+    # The order of sums may differ; products in bfloat16 round them to eight bits.
+    rounded = method in FAST and dtype == torch.float32
+    atol = 4e-3 if rounded else 100 * torch.finfo(dtype).eps
     for i in range(2):
         for j in range(3):
             assert torch.allclose(U[i, j], polar(X[i, j], method), rtol=0, atol=atol)
@@ -194,7 +198,7 @@ def test_a_batch_is_its_loop_and_keeps_the_dtype(
 def test_the_scale_does_not_matter(scale: float, method: PolarMethod) -> None:
     X, wanted = of_condition(4, 3, ratio=10.0)
     U = polar((X * scale).float(), method)
-    assert torch.allclose(U.double(), wanted, rtol=0, atol=1e-5)
+    assert torch.allclose(U.double(), wanted, rtol=0, atol=5e-3 if method in FAST else 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -237,7 +241,7 @@ def test_a_non_finite_matrix_gives_nan_and_costs_no_other(
     X[0, 1, 1] = value
     U = polar(X, method)
     assert U[0].isnan().any()
-    assert torch.allclose(U[1], torch.eye(3, dtype=dtype), atol=1e-6)
+    assert torch.allclose(U[1], torch.eye(3, dtype=dtype), atol=5e-3 if method in FAST else 1e-6)
     assert polar(X[0], method).isnan().any()
 
 
@@ -254,14 +258,14 @@ def hard(m: int, n: int, ratio: float, kind: str, seed: int) -> Tensor:
 @pytest.mark.parametrize("kind", ["spread", "half"])
 @pytest.mark.parametrize("ratio", [1.0, 1e2, 1e4])
 @pytest.mark.parametrize("shape", [(64, 64), (96, 32), (32, 96), (128, 8)])
-def test_auto_is_within_1e_5_of_the_float64_svd_to_condition_1e4(
+def test_exact_is_within_1e_5_of_the_float64_svd_to_condition_1e4(
     shape: tuple[int, int], ratio: float, kind: str
 ) -> None:
     for seed in range(5):
         X = hard(*shape, ratio=ratio, kind=kind, seed=seed)
         exact = polar(X.double())
-        assert distance(polar(X, "auto").double(), exact) <= 1e-5  # the CPU's choice
-        assert distance(_polar_express(X, wide_steps=8).double(), exact) <= 1e-5  # accelerators'
+        assert distance(polar(X, "exact").double(), exact) <= 1e-5  # the CPU's choice
+        assert distance(exact_by_products(X).double(), exact) <= 1e-5  # accelerators'
 
 
 def lapack(X: Tensor) -> Tensor:
@@ -305,10 +309,10 @@ def test_of_nothing_comes_nothing(shape: tuple[int, ...], method: PolarMethod) -
     assert polar(torch.zeros(shape), method).shape == shape
 
 
-def test_the_default_of_accelerators_is_exact_and_decomposes_nothing(
+def test_exact_on_accelerators_decomposes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The branch that "auto" takes on an accelerator, run on the CPU."""
+    """The branch that "exact" takes on an accelerator, run on the CPU."""
     generator = torch.Generator().manual_seed(0)
     X = torch.randn(3, 24, 16, generator=generator)
     X[1] *= torch.logspace(0, -4, 16)  # singular values over four decades
@@ -321,16 +325,16 @@ def test_the_default_of_accelerators_is_exact_and_decomposes_nothing(
     monkeypatch.setattr(polar_factor, "_decomposes_well", lambda device: False)
     for routine in ("eigh", "svd", "qr"):
         monkeypatch.setattr(torch.linalg, routine, refuse)
-    found = polar(X, "auto")
+    found = polar(X, "exact")
     assert float((found - expected).abs().max()) < 1e-5
 
 
-def test_a_step_with_the_default_of_accelerators_is_the_step_of_the_cpu(
+def test_an_exact_step_on_accelerators_is_the_step_of_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, twin = (transformer(layers=1, dtype=torch.float32) for _ in range(2))
-    train(model, GoMuon(model, polar="auto"), range(6))
+    train(model, GoMuon(model, polar="exact"), range(6))
     monkeypatch.setattr(polar_factor, "_decomposes_well", lambda device: False)
-    train(twin, GoMuon(twin, polar="auto"), range(6))
+    train(twin, GoMuon(twin, polar="exact"), range(6))
     for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5, msg=name)

@@ -35,8 +35,12 @@ class Case:
     def __str__(self) -> str:
         return "-".join((self.method, *(f"{key}={value}" for key, value in self.settings.items())))
 
-    def optimizer(self, model: nn.Module, dtype: torch.dtype = torch.float64) -> MatrixOptimizer:
-        made = getattr(gomuon, self.method)(model, loss_reduction="sum", **self.settings_for(dtype))
+    def optimizer(
+        self, model: nn.Module, dtype: torch.dtype = torch.float64, polar: str = "exact"
+    ) -> MatrixOptimizer:
+        kind = getattr(gomuon, self.method)
+        chosen = {"polar": polar} if "polar" in kind.recipe.settings else {}
+        made = kind(model, loss_reduction="sum", **chosen, **self.settings_for(dtype))
         assert isinstance(made, MatrixOptimizer)
         return made
 
@@ -109,13 +113,15 @@ def follow(
     dtype: torch.dtype = torch.float64,
     steps: int = 30,
     between: tuple[int, ...] = (ROWS,),
+    polar: str = "exact",
 ) -> Iterator[tuple[nn.Linear, MatrixOptimizer, references.Reference]]:
     """Train one layer and its reference side by side; what they are after every update.
 
     `between` are the sizes before the features: rows, or examples and positions.
     """
     (m, n), module = shape, layer(*shape, dtype)
-    optimizer, reference = case.optimizer(module, dtype), case.reference(module.weight, dtype)
+    optimizer = case.optimizer(module, dtype, polar)
+    reference = case.reference(module.weight, dtype)
     for step in range(steps):
         x = rows(2 * step, *between, n, dtype=dtype)
         g = rows(2 * step + 1, *between, m, dtype=dtype)
@@ -140,6 +146,13 @@ def test_follows_its_reference(
     case: Case, shape: str, dtype: torch.dtype, steps: int, tolerance: float
 ) -> None:
     assert_follows(case, SHAPES[shape], tolerance, dtype=dtype, steps=steps)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_with_the_fast_polar_factor_it_stays_near_its_reference(case: Case, shape: str) -> None:
+    """The distance of the default in float32 from the truth."""
+    assert_follows(case, SHAPES[shape], 0.03, dtype=torch.float32, steps=10, polar="fast")
 
 
 @pytest.mark.parametrize(("dtype", "steps", "tolerance"), PRECISIONS)

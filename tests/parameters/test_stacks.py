@@ -121,7 +121,7 @@ class Reads(TorchDispatchMode):
 def test_a_reuse_step_reads_nothing_back(nonfinite: str, reads: int) -> None:
     """With the kernels accelerators use; only the look for NaN, where it is asked for, waits."""
     model = transformer(dtype=torch.float32)
-    optimizer = GoMuon(model, polar="polar-express", nonfinite=nonfinite)
+    optimizer = GoMuon(model, polar="fast", nonfinite=nonfinite)
     train(model, optimizer, range(5))
     language_loss(model, 5).backward()
     with Reads() as mode:

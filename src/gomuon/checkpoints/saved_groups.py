@@ -114,6 +114,8 @@ def fitted_group(index: int, group: Group, saved: Group, recipe: Recipe) -> dict
         fitting.setdefault(name, group[name])
     if isinstance(fitting["adamw"], Mapping):
         fitting["adamw"] = {**group["adamw"], **_without_tensors(fitting["adamw"])}
+    if fitting.get("polar") == "polar-express":  # the name of version 0.1.0 for exact products
+        fitting["polar"] = "exact"
     settings = _without_tensors({name: fitting[name] for name in setting_keys if name != "step"})
     check_settings(settings, recipe.settings, f"group {index} of the checkpoint: ")
     fitting |= settings

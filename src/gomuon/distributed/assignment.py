@@ -55,8 +55,8 @@ def matrix_cost(
     Approximately its FLOPs; only ratios matter. `sides` says which of (left, right) have maps.
     """
     small, large = min(m, n), max(m, n)
-    # About as many rounds as "polar-express". An SVD has fewer operations, but slower ones.
-    step = 16 * (4 * large * small**2 + 2 * small**3)
+    # The steps of the fast polar factor. An SVD has fewer operations, but slower ones.
+    step = 6 * (4 * large * small**2 + 2 * small**3)
     if refresh_every is None:
         return float(blocks * step)
     mapped = [side for side, has_map in zip((m, n), sides, strict=True) if has_map]

@@ -47,12 +47,12 @@ def _value(sigma: float, quintic: Quintic) -> float:
 _TOLERANCE = 0.01
 # In bfloat16, where the hardware multiplies it natively, the last two steps keep this tolerance; a
 # third one would leave up to .02 of a unit direction in the null space.
-_BFLOAT16_STEPS = 2
+BFLOAT16_STEPS = 2
 # From this ratio of the sides, iterating on the small Gram matrix needs fewer operations.
-_RECTANGULAR = 1.5
+RECTANGULAR = 1.5
 # The Gram matrix squares singular values. After this many steps its small eigenvalues have lost
 # too many digits, and it is formed again.
-_STEPS_PER_GRAM = 4
+STEPS_PER_GRAM = 4
 
 
 @cache
@@ -73,16 +73,18 @@ FAST_STEPS = steps_to(_TOLERANCE)
 
 
 def fast_polar(X: Tensor) -> Tensor:
-    """The polar factor of X [b, m, n] within `_TOLERANCE`, see `gomuon.functional.polar`.
+    """The polar factor of X [..., m, n] within `_TOLERANCE`, see `gomuon.functional.polar`.
 
     It never waits for the device and never decomposes.
     """
+    if X.ndim != 3:
+        return fast_polar(X.reshape(-1, *X.shape[-2:])).reshape(X.shape)
     tall = X.shape[-2] > X.shape[-1]
     Y = X.mT if tall else X  # [b, k, n] with k ≤ n: the Gram matrix is the smaller one
     # So that the squares below stay in range, for tiny and for huge numbers.
     Y = Y / Y.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(Y.dtype).tiny)
     quintics = list(islice(_quintics(), FAST_STEPS))
-    late = _BFLOAT16_STEPS if Y.dtype == torch.float32 and multiplies_bfloat16(Y.device) else 0
+    late = BFLOAT16_STEPS if Y.dtype == torch.float32 and multiplies_bfloat16(Y.device) else 0
     Y = _iterated(Y, quintics[: FAST_STEPS - late])
     for quintic in quintics[FAST_STEPS - late :]:
         Y = _bfloat16_step(Y, quintic)
@@ -91,9 +93,9 @@ def fast_polar(X: Tensor) -> Tensor:
 
 def _iterated(Y: Tensor, quintics: list[Quintic]) -> Tensor:
     """The steps in Y's own precision, the first of which also divides Y by about its norm."""
-    if Y.shape[-1] >= _RECTANGULAR * Y.shape[-2]:
-        for begin in range(0, len(quintics), _STEPS_PER_GRAM):
-            piece = quintics[begin : begin + _STEPS_PER_GRAM]
+    if Y.shape[-1] >= RECTANGULAR * Y.shape[-2]:
+        for begin in range(0, len(quintics), STEPS_PER_GRAM):
+            piece = quintics[begin : begin + STEPS_PER_GRAM]
             Y = _iterated_gram(Y, piece, unscaled=not begin) @ Y
         return Y
     for step, (a, b, c) in enumerate(quintics):
@@ -119,10 +121,8 @@ def _iterated_gram(Y: Tensor, quintics: list[Quintic], *, unscaled: bool) -> Ten
         W.diagonal(dim1=-2, dim2=-1).add_(a)
         if step + 1 < len(quintics):
             gram = symmetric_result(W, symmetric_result(gram, W))
-        if Q is None:
-            Q = W if length is None else W / length
-        else:
-            Q = symmetric_result(W, Q)
+        W_unscaled = W if length is None else W / length
+        Q = W_unscaled if Q is None else symmetric_result(W, Q)
     assert Q is not None
     return Q
 

@@ -9,6 +9,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gomuon.functional.polar_express import (
+    BFLOAT16_STEPS,
+    FAST_STEPS,
+    RECTANGULAR,
+    STEPS_PER_GRAM,
+)
+
 Group = Mapping[str, Any]
 
 # ---- operations ----------------------------------------------------------------------------------
@@ -165,25 +172,27 @@ class StepWork:
 
 def symmetric(count: int, d: int, rows: int) -> Work:
     """VᵀV of V [rows, d] as `symmetric_product` makes it, in strips of little more than half."""
-    block = max(128, d // 16)
+    return _strips(count, d, rows, max(128, d // 16))
+
+
+def symmetric_result_work(count: int, d: int, inner: int) -> Work:
+    """AB [d, d] with A [d, inner], as `symmetric_result` makes it on the CPU."""
+    return _strips(count, d, inner, max(64, d // 16))
+
+
+def _strips(count: int, d: int, inner: int, block: int) -> Work:
     block = block if d >= 2 * block else d
-    return [Product(count, min(block, d - begin), rows, d - begin) for begin in range(0, d, block)]
-
-
-# Steps towards one and four that separate the null space off, in float32 and in float64.
-POLAR_EXPRESS_STEPS = {False: 18, True: 50}
+    return [Product(count, min(block, d - begin), inner, d - begin) for begin in range(0, d, block)]
 
 
 def polar_work(count: int, m: int, n: int, method: str, *, float64: bool = False) -> Work:
-    """The polar factor, as `functional.polar` computes it; "auto" is the CPU's choice here.
+    """The polar factor, as `functional.polar` computes it; "exact" is the CPU's choice here.
 
-    Of well-conditioned matrices: others are polished by a few products more.
+    Exact ones are of well-conditioned matrices: others are polished by a few products more.
     """
     short, long = min(m, n), max(m, n)
-    if method == "polar-express":
-        steps = count * POLAR_EXPRESS_STEPS[float64]  # YYᵀ, its square, (bYYᵀ + c(YYᵀ)²)Y
-        shapes = ((short, long, short), (short, short, short), (short, short, long))
-        return [*(Product(steps, *shape) for shape in shapes)]
+    if method == "fast" or (method == "auto" and not float64):
+        return fast_polar_work(count, short, long, float64=float64)
     if float64:
         return [Decomposition(count, "svd", m, n), Product(count, m, short, n)]
     return [  # through the Gram matrix: YᵀY, Y·(V·λ^(−½)·Vᵀ)
@@ -192,6 +201,22 @@ def polar_work(count: int, m: int, n: int, method: str, *, float64: bool = False
         Product(count, short, short, short),
         Product(count, long, short, short),
     ]
+
+
+def fast_polar_work(count: int, k: int, n: int, *, float64: bool = False) -> Work:
+    """Polar Express of Y [k, n], k ≤ n, on hardware that multiplies bfloat16 natively."""
+    late = 0 if float64 else BFLOAT16_STEPS
+    gram, small = symmetric_result_work(count, k, n), symmetric_result_work(count, k, k)
+    onto_Y = Product(count, k, k, n)
+    work: Work = []
+    if n >= RECTANGULAR * k:
+        for begin in range(0, FAST_STEPS - late, STEPS_PER_GRAM):
+            steps = min(STEPS_PER_GRAM, FAST_STEPS - late - begin)
+            # Every step squares; all but the last renew the Gram; all but the first extend Q.
+            work += [*gram, *(steps + 2 * (steps - 1) + (steps - 1)) * small, onto_Y]
+    else:
+        work += (FAST_STEPS - late) * [*gram, *small, onto_Y]
+    return work + late * [Product(count, k, n, k), Product(count, k, k, k), onto_Y]
 
 
 def plain_polar_work(x: Matrices, group: Group) -> Work:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gomuon import GoMuon, LayerSpec
-from gomuon.functional import polar
+from gomuon.functional import polar, polar_express
 from gomuon.functional.linalg import symmetric_product, working_dtype
 from gomuon.functional.polar_factor import PolarMethod
 from gomuon.lab.costs.layers import (
@@ -65,6 +65,12 @@ def _convolutions() -> nn.Module:
     )
 
 
+@pytest.fixture(autouse=True)
+def with_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The costs are those of hardware that multiplies bfloat16; every processor can."""
+    monkeypatch.setattr(polar_express, "multiplies_bfloat16", lambda device: True)
+
+
 HEADS = {"*.attention.[qkv].weight": LayerSpec(heads=2), "*.o.weight": LayerSpec(input_heads=2)}
 SYMBOL_ROWS = torch.zeros(BATCH, LENGTH, dtype=torch.long)
 # In float32 only what is well-conditioned: the polar factor of other matrices is polished, by as
@@ -78,10 +84,10 @@ CASES = {
 }  # fmt: skip
 # Settings that change what is computed or kept, beside each method's defaults.
 FURTHER: list[tuple[str, dict[str, Any]]] = [
-    ("GoMuon", {"polar": "polar-express"}),
+    ("GoMuon", {"polar": "fast"}),
     ("GoMuon", {"alpha": (0.0, 0.25), "input_decay": 0.9}),
     ("GoMuon", {"geometry_decay": True}),
-    ("Muon", {"polar": "polar-express"}),
+    ("Muon", {"polar": "fast"}),
     ("Shampoo", {"block_size": 10, "graft": "sgd"}),
     ("Shampoo", {"statistics_every": 2, "refresh_every": 4}),
     ("KFAC", {"statistics_every": 2, "refresh_every": 4}),
@@ -93,7 +99,7 @@ FURTHER: list[tuple[str, dict[str, Any]]] = [
 # Other settings where a step is not the usual one, for the reason given; None leaves the case out.
 UNUSUAL: dict[tuple[str, str], dict[str, Any] | None] = {
     # Sources so ill-conditioned that their exact polar factors are polished in float32.
-    ("MALT", "float32"): {"polar": "polar-express"},
+    ("MALT", "float32"): {"polar": "fast"},
     # Values are cut like queries and keys, stacked with them and multiplied by identities.
     ("MuonQK", "heads"): None,
     # There are no queries and keys.

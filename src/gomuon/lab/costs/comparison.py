@@ -13,7 +13,7 @@ from gomuon.lab.errors import LabError
 from gomuon.parameters.routing import route
 
 OPTIMIZERS = "go-muon,muon,shampoo,kfac"
-ACCELERATOR_POLAR = "polar-express"  # what polar="auto" uses on accelerators
+ACCELERATOR_POLAR = "fast"
 
 
 @dataclass(frozen=True)
