@@ -8,12 +8,14 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from gomuon.functional.linalg import working_dtype
+from gomuon.parameters.stacks import where_usable
 
 
 def adamw_step(
     parameters: Sequence[tuple[Tensor, dict[str, Any]]],
     group: Mapping[str, Any],
     local: Callable[[Tensor], Tensor],
+    usable: Tensor | None = None,
 ) -> None:
     """One update in place. Moments are float32 or wider for every parameter dtype.
 
@@ -24,6 +26,7 @@ def adamw_step(
         parameters: the parameters with gradients, and their states.
         group: the settings of their group.
         local: returns this rank's part of a tensor.
+        usable: a scalar: if it is False, the gradients count as zero.
     """
     states = [state for _, state in parameters]
     settings = group["adamw"]
@@ -51,7 +54,10 @@ def adamw_step(
     beta1, beta2 = settings["betas"]
     adamw(
         contiguous[:count],
-        [_contiguous(local(_gradient(p)), working_dtype(p)) for p, _ in parameters],
+        [
+            where_usable(usable, _contiguous(local(_gradient(p)), working_dtype(p)))
+            for p, _ in parameters
+        ],
         contiguous[count : 2 * count],
         contiguous[2 * count :],
         [],

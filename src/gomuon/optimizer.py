@@ -75,6 +75,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         nonfinite: str = "raise",
         work: str = "auto",
         process_group: Any = None,
+        preset: str | None = None,
         **settings: Any,
     ) -> None:
         if not hasattr(type(self), "recipe"):
@@ -83,7 +84,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 "subclass with a `recipe`"
             )
         recipe, common = self.recipe, {"loss_reduction": loss_reduction, "nonfinite": nonfinite}
-        defaults = recipe.values(settings, lr, adamw, **common, work=work)
+        defaults = recipe.values(settings, lr, adamw, preset, **common, work=work)
         if specs is not None and not isinstance(specs, Mapping):
             raise TypeError(f"specs must be a dict or None, got {describe_value(specs)}")
         check_group(process_group)
@@ -147,6 +148,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self._report_late_faults()
         team, parameters = self._team(), self._all_parameters()
         cores = cores_for_workers(sum(p.numel() for p in parameters))
         if self._teams.may_be_wrapped:
@@ -178,17 +180,29 @@ class MatrixOptimizer(torch.optim.Optimizer):
         captured = self._capture.collect(team.size)
         return self._step.find_fault(self.param_groups, team), captured
 
+    def _report_late_faults(self) -> None:
+        """Raise or count what was wrong with earlier steps, depending on `nonfinite`."""
+        faults = self._step.late_faults()
+        if faults and self.defaults["nonfinite"] == "raise":
+            raise NonFiniteGradientError(
+                f"{faults[0]}; all gradients of that step were taken as zero, and it is reported "
+                'late so that no step waits. Pass nonfinite="skip" to go on after such steps'
+            )
+        for fault in faults:
+            self._count_skipped(f"{fault}; all gradients of that step were taken as zero")
+
+    def _count_skipped(self, reason: str) -> None:
+        for group in self.param_groups:
+            group["skipped"] = group.get("skipped", 0) + 1
+        self._reports.warn_once(f"{reason} (the groups count these as 'skipped')")
+
     def _raise_or_skip(self, fault: str) -> None:
         """Raise or skip the step, depending on `nonfinite`. Nothing has changed yet."""
         if self.defaults["nonfinite"] == "raise":
             raise NonFiniteGradientError(
                 f'{fault}; nothing was changed. Pass nonfinite="skip" to skip such steps'
             )
-        for group in self.param_groups:
-            group["skipped"] = group.get("skipped", 0) + 1
-        self._reports.warn_once(
-            f"{fault}; the step was skipped (the groups count these as 'skipped')"
-        )
+        self._count_skipped(f"{fault}; the step was skipped")
 
     def add_observer(self, observer: Observer) -> Callable[[], None]:
         """Call `observer(stack, source, U)` for every updated stack; returns a function to stop."""

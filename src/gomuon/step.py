@@ -12,9 +12,11 @@ from torch import Tensor
 from gomuon.adamw import adamw_step
 from gomuon.capture.model import ModelCapture
 from gomuon.distributed.team import Captured, ChooseOwners, Team
+from gomuon.functional import linalg
 from gomuon.functional.linalg import all_finite
 from gomuon.moments import Statistics
 from gomuon.parameters.gradient_faults import dense_gradients, unusable_gradients
+from gomuon.parameters.late_check import LateCheck
 from gomuon.parameters.layout import Layout, State
 from gomuon.parameters.stacks import Layer, Participants, Stack, note_layers_on_error, stacked
 from gomuon.recipes.recipe import Recipe
@@ -59,6 +61,8 @@ class Step:
         self.check_finite = check_finite
         self.observers: list[Observer] = []
         self.participants: dict[int, Participants] = {}  # of the last step, by group
+        self._late = LateCheck()
+        self._usable: Tensor | None = None  # whether this step's gradients are; None: they are
 
     # ---- before the step -------------------------------------------------------------------------
 
@@ -77,12 +81,20 @@ class Step:
         return [self.participants[index] for index in range(len(groups))]
 
     def find_fault(self, groups: Sequence[Group], team: Team) -> str | None:
-        """What is wrong with this rank's gradients. Also reports results the last step left out."""
+        """What is wrong with this rank's gradients. Also reports results the last step left out.
+
+        On an accelerator nothing is read, because that would wait for it. Gradients that cannot be
+        used then count as zero in this step, and `late_faults` names them later.
+        """
+        self._usable = None
         if not self.check_finite:
             return None
         parameters = [p for group in groups for p in group["params"]]
         gradients = [team.local(p.grad) for p in parameters if p.grad is not None]
         masks = [stack.unusable for stack in self._stacks() if stack.unusable is not None]
+        if team.size == 1 and _none_on_host(gradients):
+            self._usable = self._late.ask(_step_number(groups), dense_gradients(groups), masks)
+            return None
         dense = all(gradient.layout == torch.strided for gradient in gradients)
         # One call for both, because each call would wait for an accelerator.
         if dense and all_finite([g for g in gradients if g.numel()], masks):
@@ -92,6 +104,18 @@ class Step:
         by_name = dense_gradients(groups)
         self.report_unusable()
         return unusable_gradients(by_name)
+
+    def late_faults(self) -> list[str]:
+        """What was wrong with gradients of earlier steps on an accelerator, as far as is known."""
+        answers = self._late.answers()
+        if any(answer.overflowed for answer in answers):
+            self.report_unusable()
+        return [
+            f"the gradient of {answer.bad[0]!r} was not finite in step {answer.step}"
+            + (f", and those of {len(answer.bad) - 1} more" if len(answer.bad) > 1 else "")
+            for answer in answers
+            if answer.bad
+        ]
 
     def report_unusable(self) -> None:
         """Count, by layer, memories and directions that overflowed and were left out."""
@@ -111,6 +135,7 @@ class Step:
             yield
         except BaseException:
             self.participants.clear()
+            self._late.forget()
             team.forget()
             raise
 
@@ -134,6 +159,8 @@ class Step:
             capture: the capture of the model.
         """
         both = list(zip(groups, participants, strict=True))
+        for stack in (stack for present in participants for stack in present.stacks):
+            stack.begin_step(self._usable)
         for index, (group, present) in enumerate(both):
             if not (present.stacks or present.matrices):
                 continue
@@ -155,7 +182,7 @@ class Step:
         # AdamW runs while steps are sent. It runs after all groups, because a rank may fail there.
         for group, present in both:
             if present.others:
-                adamw_step(present.others, group, team.local)
+                adamw_step(present.others, group, team.local, self._usable)
         team.finish()
         for group, present in both:
             group["step"] += bool(present.key)  # last: an interrupted step is not counted
@@ -218,3 +245,12 @@ class Step:
             source = self.recipe.source(stack, group)  # (30) M_t, (31) M̂_t
             D = self.recipe.direction(source, stack, group)  # (32) C_t, (33) D_{0,t}, (34) D_t
             return stack, source, stack.usable(D, 0.0) if self.check_finite else D
+
+
+def _none_on_host(gradients: Sequence[Tensor]) -> bool:
+    """Whether there are gradients, all of them on devices that the host should not wait for."""
+    return bool(gradients) and not any(linalg.decomposes_well(g.device) for g in gradients)
+
+
+def _step_number(groups: Sequence[Group]) -> int:
+    return 1 + max(group["step"] for group in groups)

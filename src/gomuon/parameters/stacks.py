@@ -155,6 +155,7 @@ class Stack:
         # By name: the tensors in the layers' states, and the stacked tensor they are views of.
         self._kept: dict[str, tuple[Sequence[Tensor | None], Tensor]] = {}
         self._G: Tensor | None = None
+        self._usable: Tensor | None = None
         self.unusable: Tensor | None = None  # matrices that had a non-finite result, [b]
         self._direct = all(layer.is_direct for layer in layers)
 
@@ -172,9 +173,13 @@ class Stack:
         for layer in self.layers:
             layer.state["updates"] = layer.updates + 1
 
+    def begin_step(self, usable: Tensor | None) -> None:
+        """`usable` is a scalar: if it is False, the gradients of this step count as zero."""
+        self._usable = usable
+
     def end_step(self) -> None:
         """Drop the gradients of this step."""
-        self._G = None
+        self._G = self._usable = None
 
     # ---- read ------------------------------------------------------------------------------------
 
@@ -182,7 +187,9 @@ class Stack:
     def G(self) -> Tensor:
         """The gradients, [b, m, n]; stacked once per step."""
         if self._G is None:
-            self._G = torch.cat([layer.gradients for layer in self.layers])
+            self._G = where_usable(
+                self._usable, torch.cat([layer.gradients for layer in self.layers])
+            )
         return self._G
 
     @property
@@ -363,6 +370,13 @@ def move_state_with(parameter: Tensor, state: dict[str, Any]) -> None:
     for key, value in state.items():
         if isinstance(value, Tensor) and key != "step":  # AdamW counts on the CPU
             state[key] = value.to(parameter.device, working_dtype(parameter))
+
+
+def where_usable(usable: Tensor | None, gradient: Tensor) -> Tensor:
+    """The gradient, or zero if the scalar `usable` is False. Does not wait."""
+    if usable is None:
+        return gradient
+    return torch.where(usable.to(gradient.device, non_blocking=True), gradient, 0.0)
 
 
 def _gradient(parameter: Tensor) -> Tensor:

@@ -3,11 +3,12 @@
 import difflib
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor, nn
 
+from gomuon.errors import describe_value
 from gomuon.geometry.base import Geometry
 from gomuon.parameters.groups import groups_of
 from gomuon.parameters.routing import RoutingTable
@@ -61,6 +62,7 @@ class Recipe:
         joins_bias: whether biases join their weights as a column.
         observes_first: number of first steps that only observe a layer and do not move it.
         model_use: how the method uses a model.
+        presets: settings that belong together, by name; see `values`.
         work: what it computes and keeps, for `gomuon plan`; None if it does not say.
     """
 
@@ -78,6 +80,7 @@ class Recipe:
     joins_bias: bool = False
     observes_first: int = 0
     model_use: ModelUse = PLAIN_USE
+    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     work: StepWork | None = None
 
     @property
@@ -102,18 +105,32 @@ class Recipe:
                 )
                 raise TypeError(f"{self.name} has no setting {name!r}{hint}")
 
+    def preset(self, name: str | None) -> Mapping[str, Any]:
+        """The settings of a preset; none for None.
+
+        Raises:
+            ValueError: the method has no preset of this name.
+        """
+        if name is None:
+            return {}
+        if not isinstance(name, str) or name not in self.presets:
+            known = ", ".join(map(repr, self.presets)) or "none"
+            raise ValueError(f"{self.name} has no preset {describe_value(name)}; it has {known}")
+        return self.presets[name]
+
     def values(
-        self, given: Mapping[str, Any], lr: Any, adamw: Any, **common: Any
+        self, given: Mapping[str, Any], lr: Any, adamw: Any, preset: str | None, **common: Any
     ) -> dict[str, Any]:
-        """The constructor's settings, complete and checked.
+        """The constructor's settings, complete and checked: given ones, the preset's, defaults.
 
         Raises:
             TypeError: the method does not have a given setting.
-            ValueError: a value is out of range.
+            ValueError: a value is out of range, or the preset is unknown.
         """
         self.check_known(given)
         values = {
             **self.defaults,
+            **self.preset(preset),
             **given,
             "lr": self.settings["lr"].default if lr is None else lr,
             "adamw": adamw if adamw is not None else {},
@@ -128,6 +145,7 @@ class Recipe:
         common = {name: setting.default for name, setting in COMMON.items()}
         keywords = {
             **self.defaults,
+            **({"preset": None} if self.presets else {}),
             "adamw": None,
             "routes": None,
             "specs": None,
