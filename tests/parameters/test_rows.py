@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gomuon import GoMuon
-from gomuon.parameters.rows import LinearRows, Sampling, rows_for
+from gomuon.parameters.rows import LinearRows, rows_for
+from gomuon.parameters.sampling import Sampling
 
 CONVOLUTIONS = [
     (nn.Conv1d(4, 6, 3), (2, 4, 9)),

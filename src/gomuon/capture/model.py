@@ -14,7 +14,8 @@ from gomuon.capture.shared_inputs import SharedInputs, Term
 from gomuon.moments import Moment, MomentShapes, Statistics
 from gomuon.parameters.groups import is_matrix
 from gomuon.parameters.layout import Layout
-from gomuon.parameters.rows import ConvRows, Sampling, is_transposed_linear, rows_for
+from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
+from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded
 from gomuon.parameters.specs import DEFAULT_SPEC
 

@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from gomuon.errors import describe_value
 from gomuon.parameters.routing import Route, RoutingTable, plain_name, select
-from gomuon.parameters.rows import ConvRows, Sampling, is_transposed_linear, rows_for
+from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
+from gomuon.parameters.sampling import Sampling
 
 Group = Mapping[str, Any]
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from gomuon.capture.hooks import CapturedModule
 from gomuon.capture.model import captured_modules
 from gomuon.parameters.routing import Routes, RoutingTable, route
-from gomuon.parameters.rows import ConvRows, Rows, Sampling
+from gomuon.parameters.rows import ConvRows, Rows
+from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.specs import (
     DEFAULT_SPEC,
     LayerSpec,
