@@ -63,7 +63,7 @@ def patches_at(
             place = place.clamp(0, size - 1)
         places.append(place)
     example = example.reshape(-1, *[1] * dims)
-    patches = x[(example, slice(None), *places)]  # [N, kernel…, channels]
+    patches = x.movedim(1, -1)[(example, *places)]  # [N, kernel…, channels]
     if inside is not None:
         # Not a product with zero, which would keep NaN.
         patches.masked_fill_(~inside.unsqueeze(-1), 0)

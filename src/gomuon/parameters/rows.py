@@ -32,6 +32,13 @@ class LinearRows:
         """The number of rows the weight was applied to, before sampling."""
         return len(g) if self.sampling.reduce and g.ndim > 2 else g.numel() // g.shape[-1]
 
+    def sampled(self, g: Tensor) -> int:
+        """The number of rows of `gradients(g)`."""
+        if g.ndim > 2:
+            return self.sampling.number(len(g), g.shape[1:-1])
+        rows, limit = g.numel() // g.shape[-1], self.sampling.rows
+        return rows if limit is None else min(rows, limit)
+
     def positions(self, y: Tensor) -> tuple[int, ...]:
         """The shape of y without its channels: one row per position."""
         return y.shape[:-1]
@@ -108,7 +115,7 @@ class ConvRows:
             g = sampling.bounded(g)
         elif sampling.exceeded_by(len(g), g.shape[2:]):
             example, position = sampling.places(len(g), g.shape[2:], g.device)
-            return self._by_group(g[(example, slice(None), *position)])
+            return self._by_group(g.movedim(1, -1)[(example, *position)])
         batch, channels = g.shape[:2]
         positions = math.prod(g.shape[2:])
         g = g.reshape(batch, self.groups, channels // self.groups, positions).mT
@@ -118,6 +125,11 @@ class ConvRows:
         """The number of rows the weight was applied to, before sampling."""
         g = self._batched(g)
         return len(g) if self.sampling.reduce else g.numel() // g.shape[1]
+
+    def sampled(self, g: Tensor) -> int:
+        """The number of rows of `gradients(g)`."""
+        g = self._batched(g)
+        return self.sampling.number(len(g), g.shape[2:])
 
     def positions(self, y: Tensor) -> tuple[int, ...]:
         """The shape of y without its channels: one row per position."""

@@ -42,6 +42,12 @@ class Sampling:
         """Whether this batch has more rows than may be used."""
         return self.rows is not None and batch * self.remaining(positions) > self.rows
 
+    def number(self, batch: int, positions: Sequence[int]) -> int:
+        """The number of rows that are used of a batch."""
+        each = self.remaining(positions)
+        total = batch * (min(1, each) if self.reduce else each)
+        return total if self.rows is None else min(total, self.rows)
+
     def bounded(self, v: Tensor) -> Tensor:
         """v, or evenly spread entries of its first dimension if these are more than `rows`."""
         if self.rows is None or len(v) <= self.rows:
