@@ -45,15 +45,18 @@ def count_dtype(device: torch.device) -> torch.dtype:
 
 
 def stacked_counts(counts: Sequence[Tensor], device: torch.device | None = None) -> Tensor:
-    """Numbers of rows as one tensor; where they are, or on `device`. Waits for nothing.
+    """Numbers of rows as one tensor; where they are, or on `device`. CUDA is not waited for.
 
     If some of them are on an accelerator, all go there.
     """
     places = {count.device for count in counts if count.device.type != "cpu"}
     if places:
         device = device or places.pop()
-        counts = [count.to(device, count_dtype(device), non_blocking=True) for count in counts]
+        return torch.stack([_moved(count, device) for count in counts])
     stacked = torch.stack(list(counts))
-    if device is None:
-        return stacked
-    return stacked.to(device, count_dtype(device), non_blocking=True)
+    return stacked if device is None else _moved(stacked, device)
+
+
+def _moved(count: Tensor, device: torch.device) -> Tensor:
+    # From ordinary memory CUDA copies so few bytes at once. Others may read them too late.
+    return count.to(device, count_dtype(device), non_blocking=device.type == "cuda")

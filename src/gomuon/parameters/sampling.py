@@ -84,8 +84,9 @@ def spread_rows(total: int, limit: int, device: torch.device) -> Tensor:
     it were random. At a fixed place, a stretch that has a factor in common with the length of the
     sequences would choose the same positions of all sequences.
     """
-    if device.type == "cpu" and not torch.compiler.is_compiling():
-        return _spread_on_cpu(total, limit)
+    traced = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+    if device.type == "cpu" and not traced:  # elsewhere a stream or a graph may own the memory
+        return _kept_spread(total, limit)
     return _spread(total, limit, device)
 
 
@@ -98,8 +99,8 @@ def _spread(total: int, limit: int, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _spread_on_cpu(total: int, limit: int) -> Tensor:
-    """All layers of a model mostly use one and the same choice."""
+def _kept_spread(total: int, limit: int) -> Tensor:
+    """Kept, because most layers of a model use the same choice."""
     return _spread(total, limit, torch.device("cpu"))
 
 
