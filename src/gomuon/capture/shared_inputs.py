@@ -67,7 +67,7 @@ class SharedInput:
     @property
     def times(self) -> dict["LayerHook", float]:
         """Rows each reader counted, divided by the rows of the chosen reader."""
-        counts = {h: float(c.grad[0]) for h, c in self.counts.items() if c.grad is not None}
+        counts = {h: c.grad.tolist()[0] for h, c in self.counts.items() if c.grad is not None}
         rows = 0.0 if self.chosen is None else counts.get(self.chosen, 0.0)
         return {hook: count / rows for hook, count in counts.items()} if rows else {}
 

@@ -148,4 +148,4 @@ def _on_cpu(counts: Tensor) -> Tensor:
 
 def _moment(total: Tensor, counts: Tensor) -> Moment | None:
     count, uses = counts
-    return Moment(total, count, uses) if float(count) else None
+    return Moment(total, count, uses) if count.tolist() else None
