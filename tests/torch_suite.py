@@ -38,8 +38,8 @@ helpers = _helpers()
 
 # Settings that came after the first release, so to speak: checkpoints without them must load.
 NEWEST = (
-    "input_decay", "geometry_decay", "token_stride", "token_skip", "reduce", "statistics_every",
-    "graft", "aspect", "polar",
+    "input_decay", "geometry_decay", "token_stride", "token_skip", "reduce", "rows",
+    "statistics_every", "graft", "aspect", "polar",
 )  # fmt: skip
 TORCH_FLAGS = ("foreach", "fused", "capturable", "differentiable", "maximize")
 

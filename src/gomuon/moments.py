@@ -1,7 +1,9 @@
 """Second moments of rows. Capture measures them, ranks add them up, geometry makes factors."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 Shape = tuple[int, ...]
@@ -9,10 +11,12 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Moment:
-    """Σ v vᵀ over rows v, [d, d] or [groups, d, d], and two float64 scalars.
+    """Σ v vᵀ over rows v, [d, d] or [groups, d, d], and two scalars.
 
     `count` is the number of rows in the sum. `uses` is the number of rows that the weight was
-    applied to; it is larger if rows are sampled.
+    applied to; it is larger if rows are sampled. Both are on the CPU, where reading them waits for
+    nothing. Only if a mask left rows out, or a compiled graph counted, are they on the moment's
+    device.
     """
 
     total: Tensor
@@ -33,3 +37,26 @@ class Statistics:
 
 
 MomentShapes = tuple[Shape | None, Shape | None]  # of `inputs` and `gradients`; None: not captured
+
+
+def count_dtype(device: torch.device) -> torch.dtype:
+    """Of numbers of rows. Accelerators are slow in float64, or do not have it."""
+    return torch.float64 if device.type == "cpu" else torch.float32
+
+
+def stacked_counts(counts: Sequence[Tensor], device: torch.device | None = None) -> Tensor:
+    """Numbers of rows as one tensor; where they are, or on `device`. CUDA is not waited for.
+
+    If some of them are on an accelerator, all go there.
+    """
+    places = {count.device for count in counts if count.device.type != "cpu"}
+    if places:
+        device = device or places.pop()
+        return torch.stack([_moved(count, device) for count in counts])
+    stacked = torch.stack(list(counts))
+    return stacked if device is None else _moved(stacked, device)
+
+
+def _moved(count: Tensor, device: torch.device) -> Tensor:
+    # From ordinary memory CUDA copies so few bytes at once. Others may read them too late.
+    return count.to(device, count_dtype(device), non_blocking=device.type == "cuda")

@@ -118,3 +118,49 @@ def test_hooks_placed_after_a_compiled_run_are_reported_missing() -> None:
     torch.compiler.reset()
     step()
     assert "left_map" in optimizer.state[net.q.weight]
+
+
+@pytest.mark.slow
+def test_bounded_rows_are_the_same_ones_in_a_graph() -> None:
+    eager, net = Net(), Net()
+    optimizer = GoMuon(net, rows=4)
+    run(eager, eager, GoMuon(eager, rows=4))
+    run(torch.compile(net), net, optimizer)
+    assert not counters["graph_break"]
+    for (name, p), q in zip(eager.named_parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5, msg=name)
+
+
+class Convolutions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.second = nn.Conv1d(3, 6, 3, padding=1), nn.Conv1d(6, 4, 3, groups=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden: Tensor = self.second(torch.tanh(self.first(x)))
+        return hidden
+
+
+@pytest.mark.slow
+def test_lengths_that_change_need_no_graph_for_each() -> None:
+    """Patches and counts of symbolic shapes. (Inductor would make a graph for each convolution.)"""
+    net, eager = Convolutions(), Convolutions()
+    routes = {"*.weight": "matrix"}
+    optimizer, other = (GoMuon(m, rows=9, refresh_every=1, routes=routes) for m in (net, eager))
+    compiled = torch.compile(net, dynamic=True, backend="aot_eager")
+    for length in (8, 11, 14, 17, 23, 30):
+        x = torch.randn(4, 3, length)
+        for model, one in ((compiled, optimizer), (eager, other)):
+            one.zero_grad()
+            model(x).square().mean().backward()
+        for module, twin in ((net.first, eager.first), (net.second, eager.second)):
+            ours = optimizer._capture.groups[0].collect()[module.weight]
+            theirs = other._capture.groups[0].collect()[twin.weight]
+            for a, b in ((ours.inputs, theirs.inputs), (ours.gradients, theirs.gradients)):
+                assert a is not None
+                assert b is not None
+                assert (float(a.count), float(a.uses)) == (float(b.count), float(b.uses))
+                torch.testing.assert_close(a.total, b.total, rtol=1e-4, atol=1e-5)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]

@@ -13,7 +13,7 @@ from gomuon import GoMuon
 from gomuon.capture.model import GroupCapture, captured_modules
 from gomuon.lab.bench.memory import peak_bytes
 from gomuon.moments import Statistics
-from gomuon.parameters.rows import Sampling
+from gomuon.parameters.sampling import Sampling
 from tests.models import language_loss, mlp, transformer
 
 

@@ -13,8 +13,8 @@ from tests.models import mlp
 def captured(model: nn.Module, due: list[bool], **settings: Any) -> tuple[ModelCapture, Any]:
     """A capture of all weights of a model, which observes if `due[0]`."""
     weights = [p for p in model.parameters() if p.ndim == 2]
-    sampling = {"token_stride": 1, "token_skip": 0, "reduce": False, "stagger": False}
-    group = {"params": weights, "treatment": "matrix", **sampling, **settings}
+    sampling = {"rows": None, "token_stride": 1, "token_skip": 0, "reduce": False}
+    group = {"params": weights, "treatment": "matrix", "stagger": False, **sampling, **settings}
     capture = ModelCapture(Layout(), lambda group: (True, True), lambda group, phase: due[0])
     capture.groups.append(GroupCapture())
     capture.attach(model, [group])
@@ -46,6 +46,9 @@ def test_changed_settings_place_the_hooks_again_and_removal_leaves_none() -> Non
     assert hooks == 3
     group["stagger"] = True
     assert capture.gate([group]) == [0]
+    group["rows"] = 2
+    assert capture.gate([group]) == [0]
+    assert capture.gate([group]) == []
     assert len(set(capture._layout.phases.values())) == 3
     capture.remove()
     assert not any(module._forward_hooks for module in model.modules())

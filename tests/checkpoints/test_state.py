@@ -188,8 +188,12 @@ def test_a_checkpoint_of_another_cut_is_refused(cut: bool) -> None:
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [({"alpha": 0.25}, {"alpha": 0.0}), ({"token_stride": 2}, {"token_stride": 1})],
-    ids=["alpha", "token_stride"],
+    [
+        ({"alpha": 0.25}, {"alpha": 0.0}),
+        ({"token_stride": 2}, {"token_stride": 1}),
+        ({"rows": 9}, {"rows": None}),
+    ],
+    ids=["alpha", "token_stride", "rows"],
 )
 def test_hooks_follow_the_settings_of_a_checkpoint(
     before: dict[str, Any], after: dict[str, Any]

@@ -13,8 +13,18 @@ from gomuon import KFAC, GoMuon, MuonQK
 from gomuon.functional.polar_factor import PolarMethod
 from gomuon.optimizer import MatrixOptimizer
 from tests.distributed.launcher import Place, launch
-from tests.distributed.worlds import Weights, assert_alike, distance, run, weights, wrapped
-from tests.models import SYMBOLS, transformer
+from tests.distributed.worlds import (
+    SHARES,
+    UNION,
+    Weights,
+    assert_alike,
+    distance,
+    language_loss,
+    run,
+    weights,
+    wrapped,
+)
+from tests.models import SYMBOLS, tokens, transformer
 from tests.test_null_space import layer_norm_model
 
 STEPS = 20
@@ -150,3 +160,37 @@ def test_a_rank_whose_layer_saw_nothing_adds_nothing(tmp_path: Path) -> None:
         assert_alike(ranks)
         alone = experts(None, "alone", method, skips=kind == "ddp")
         assert distance(ranks[0], alone) < 1e-9, (kind, method)
+
+
+# ---- a bound on the rows -------------------------------------------------------------------------
+
+
+def bounded(place: Place | None, kind: str) -> Weights:
+    """Each rank's share, or all shares as micro-batches of one process."""
+    model = wrapped(BUILD(), kind)
+    optimizer = GoMuon(model, rows=16, refresh_every=2)
+    shares = SHARES[2]
+    for step in range(6):
+        window = tokens(step, UNION)
+        optimizer.zero_grad()
+        if place is None:
+            for part in window.split(shares):
+                language_loss(model, part, window[:, 1:].numel(), 1).backward()
+        else:
+            mine = window[place.share(shares)]
+            language_loss(model, mine, window[:, 1:].numel(), place.size).backward()
+        optimizer.step()
+    return weights(model)
+
+
+def bounded_on_ranks(place: Place) -> dict[str, Weights]:
+    return {kind: bounded(place, kind) for kind in ("ddp", "fsdp")}
+
+
+def test_a_bound_holds_on_every_rank(tmp_path: Path) -> None:
+    answers = launch(2, bounded_on_ranks, tmp_path)
+    alone = bounded(None, "alone")
+    for kind in ("ddp", "fsdp"):
+        ranks = [answer[kind] for answer in answers]
+        assert_alike(ranks)
+        assert distance(ranks[0], alone) < 1e-9, kind

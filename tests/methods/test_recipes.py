@@ -13,6 +13,7 @@ import gomuon
 from gomuon.methods.mousse import trace_normalised_roots
 from gomuon.methods.shampoo import ridge_roots
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.sampling import spread_rows
 from tests.methods import references
 from tests.methods.references.data import ROWS, SHAPES, flat, layer, learn, relative_error, rows
 from tests.methods.references.kfac import step_together
@@ -340,6 +341,12 @@ def thinned(v: Tensor) -> Tensor:
     return flat(v[:, 1::2])
 
 
+def bounded(v: Tensor) -> Tensor:
+    """What rows=7 leaves of [batch, positions, d]."""
+    every = flat(v)
+    return every[spread_rows(len(every), 7, v.device)]
+
+
 def averaged(x: Tensor) -> Tensor:
     return x.mean(1)
 
@@ -354,9 +361,10 @@ def summed(delta: Tensor) -> Tensor:
     ("settings", "of_inputs", "of_gradients"),
     [
         ({"token_stride": 2, "token_skip": 1}, thinned, thinned),
+        ({"rows": 7}, bounded, bounded),
         ({"reduce": True}, averaged, summed),
     ],
-    ids=["thinned", "reduced"],
+    ids=["thinned", "bounded", "reduced"],
 )
 def test_sampled_statistics(
     method: str,

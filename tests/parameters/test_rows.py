@@ -10,8 +10,9 @@ from curvlinops import KFACLinearOperator
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from gomuon import GoMuon
-from gomuon.parameters.rows import LinearRows, Sampling, rows_for
+from gomuon import GoMuon, LayerSpec
+from gomuon.parameters.rows import LinearRows, rows_for
+from gomuon.parameters.sampling import Sampling, spread_rows
 
 CONVOLUTIONS = [
     (nn.Conv1d(4, 6, 3), (2, 4, 9)),
@@ -141,6 +142,47 @@ def test_reduce_averages_inputs_and_sums_gradients() -> None:
     torch.testing.assert_close(reader.gradients(x), x.sum((1, 2)))
 
 
+@pytest.mark.parametrize("rows", [1, 4, 13, 100])
+@pytest.mark.parametrize("layout", ["contiguous", "transposed", "expanded"])
+@pytest.mark.parametrize("shape", [(17, 3), (4, 6, 3), (4, 2, 5, 3)])
+def test_a_bound_takes_the_same_rows_of_any_layout(
+    shape: tuple[int, ...], layout: str, rows: int
+) -> None:
+    x = torch.randn(shape)
+    if layout == "transposed":
+        x = x.transpose(0, -2).contiguous().transpose(0, -2)
+    elif layout == "expanded":
+        x = x[:1].expand(shape)
+    every = x.reshape(-1, 3)
+    chosen = spread_rows(len(every), rows, x.device) if rows < len(every) else slice(None)
+    assert torch.equal(LinearRows(Sampling(rows=rows)).inputs(x), every[chosen])
+    assert torch.equal(LinearRows(Sampling(rows=rows)).gradients(x), every[chosen])
+    with_ones = LinearRows(Sampling(rows=rows, ones=True)).inputs(x)
+    assert torch.equal(with_ones, torch.cat([every[chosen], every[chosen][:, :1] * 0 + 1], 1))
+
+
+def test_a_bound_takes_rows_of_what_stride_and_skip_leave() -> None:
+    x = torch.randn(4, 9, 3)
+    left = x[:, 2::3].reshape(-1, 3)
+    rows = LinearRows(Sampling(stride=3, skip=2, rows=5)).inputs(x)
+    assert torch.equal(rows, left[spread_rows(12, 5, x.device)])
+
+
+def test_a_bound_takes_examples_before_they_are_reduced() -> None:
+    x = torch.randn(9, 6, 3)
+    chosen = spread_rows(9, 4, x.device)
+    reader = LinearRows(Sampling(reduce=True, rows=4))
+    torch.testing.assert_close(reader.inputs(x), x.mean(1)[chosen])
+    torch.testing.assert_close(reader.gradients(x), x.sum(1)[chosen])
+    convolution = rows_for(nn.Conv1d(3, 5, 2), Sampling(reduce=True, rows=4))
+    whole = rows_for(nn.Conv1d(3, 5, 2), Sampling(reduce=True))
+    assert convolution is not None
+    assert whole is not None
+    x = torch.randn(9, 3, 6)
+    torch.testing.assert_close(convolution.inputs(x), whole.inputs(x)[chosen])
+    torch.testing.assert_close(convolution.gradients(x), whole.gradients(x)[chosen])
+
+
 def test_sampled_statistics_reach_the_factors() -> None:
     layer = nn.Linear(3, 4, bias=False)
     optimizer = GoMuon(layer, token_stride=2, token_skip=1, shrinkage=0.0)
@@ -150,6 +192,107 @@ def test_sampled_statistics_reach_the_factors() -> None:
     assert moment is not None
     used = x[:, 1::2].reshape(-1, 3)
     assert float(moment.count) == len(used)
+    torch.testing.assert_close(moment.total, used.T @ used)
+
+
+def test_bounded_statistics_reach_the_factors() -> None:
+    """B is that of the sampled rows, and the number of all rows undoes the loss's mean."""
+    layer = nn.Linear(3, 4, bias=False).double()
+    optimizer = GoMuon(layer, rows=11, shrinkage=0.0)
+    x = torch.randn(5, 8, 3, dtype=torch.float64)
+    y = layer(x)
+    y.square().sum(-1).mean().backward()
+    statistics = optimizer._capture.groups[0].collect()[layer.weight]
+    chosen = spread_rows(40, 11, x.device)
+    used, delta = x.reshape(-1, 3)[chosen], 2 * y.detach().reshape(-1, 4)[chosen]
+    for moment, rows in ((statistics.inputs, used), (statistics.gradients, delta / 40)):
+        assert moment is not None
+        assert (float(moment.count), float(moment.uses)) == (11, 40)
+        torch.testing.assert_close(moment.total, rows.T @ rows)
+    optimizer.step()
+    factor = optimizer.state[layer.weight]["left_factor"][0]
+    torch.testing.assert_close(factor, delta.T @ delta / 11)
+
+
+def test_a_spec_bounds_one_layer_and_readers_of_other_rows_do_not_share() -> None:
+    model = nn.ModuleDict({name: nn.Linear(3, 4) for name in "qkv"})
+    specs = {"v.weight": LayerSpec(rows=5)}
+    optimizer = GoMuon(model, rows=7, specs=specs, routes={"*.weight": "matrix"})
+    x = torch.randn(6, 3, 3)
+    sum(layer(x).square().sum() for layer in model.values()).backward()
+    found = optimizer._capture.groups[0].collect()
+    q, k, v = (found[layer.weight].inputs for layer in model.values())
+    assert q is not None
+    assert v is not None
+    assert q is k
+    assert [float(moment.count) for moment in (q, v)] == [7, 5]
+    for moment, rows in ((q, 7), (v, 5)):
+        used = x.reshape(-1, 3)[spread_rows(18, rows, x.device)]
+        torch.testing.assert_close(moment.total, used.T @ used)
+
+
+def test_a_spec_bounds_a_grouped_convolution_and_leaves_its_groups() -> None:
+    layer = nn.Conv2d(4, 6, 3, groups=2)
+    specs = {"weight": LayerSpec(rows=10)}
+    optimizer = GoMuon(layer, specs=specs, routes={"weight": "matrix"})
+    layer(torch.randn(3, 4, 6, 6)).square().sum().backward()
+    moment = optimizer._capture.groups[0].collect()[layer.weight].inputs
+    assert moment is not None
+    assert (moment.total.shape, float(moment.count)) == ((2, 18, 18), 10)
+    optimizer.step()
+    assert optimizer.state[layer.weight]["left_map"].shape == (2, 3, 3)
+
+
+@pytest.mark.parametrize("rows", [0, -1, 2.5, True, "all"])
+def test_a_bound_that_is_no_number_of_rows_is_refused(rows: Any) -> None:
+    with pytest.raises(ValueError, match="rows must be None or a whole number >= 1"):
+        GoMuon(nn.Linear(3, 4), rows=rows)
+    with pytest.raises(ValueError, match="rows of 'weight' must be None or a whole number >= 1"):
+        GoMuon(nn.Linear(3, 4), specs={"weight": LayerSpec(rows=rows)})
+
+
+def test_a_bound_holds_for_each_forward_pass() -> None:
+    layer = nn.Linear(3, 4, bias=False).double()
+    optimizer = GoMuon(layer, rows=6)
+    parts = [torch.randn(size, 3, dtype=torch.float64) for size in (4, 9, 20)]
+    for part in parts:
+        layer(part).square().sum().backward()
+    moment = optimizer._capture.groups[0].collect()[layer.weight].inputs
+    assert moment is not None
+    assert (float(moment.count), float(moment.uses)) == (4 + 6 + 6, 4 + 9 + 20)
+    used = [part[spread_rows(len(part), 6, part.device)] for part in parts[1:]]
+    used = torch.cat([parts[0], *used])
+    torch.testing.assert_close(moment.total, used.T @ used)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_bound_under_checkpointing_counts_once(reentrant: bool) -> None:
+    layer = nn.Linear(3, 4, bias=False).double()
+    optimizer = GoMuon(layer, rows=6)
+    x = torch.randn(4, 5, 3, dtype=torch.float64, requires_grad=True)
+    checkpoint(layer, x, use_reentrant=reentrant).square().mean().backward()
+    statistics = optimizer._capture.groups[0].collect()[layer.weight]
+    used = x.detach().reshape(-1, 3)[spread_rows(20, 6, x.device)]
+    for moment in (statistics.inputs, statistics.gradients):
+        assert moment is not None
+        assert (float(moment.count), float(moment.uses)) == (6, 20)
+    assert statistics.inputs is not None
+    torch.testing.assert_close(statistics.inputs.total, used.T @ used)
+
+
+def test_a_mask_leaves_out_some_of_the_bounded_rows() -> None:
+    layer = nn.Linear(3, 4, bias=False).double()
+    optimizer = GoMuon(layer, rows=9)
+    x = torch.randn(4, 5, 3, dtype=torch.float64)
+    mask = torch.rand(4, 5) < 0.7
+    with optimizer.statistics_mask(mask):
+        layer(x).square().mean().backward()
+    moment = optimizer._capture.groups[0].collect()[layer.weight].inputs
+    assert moment is not None
+    chosen = spread_rows(20, 9, x.device)
+    used = x.reshape(-1, 3)[chosen[mask.flatten()[chosen]]]
+    assert 0 < len(used) < 9
+    assert (float(moment.count), float(moment.uses)) == (len(used), int(mask.sum()))
     torch.testing.assert_close(moment.total, used.T @ used)
 
 

@@ -95,14 +95,14 @@ class LayerHook(PlacedHook):
             return None
         if self.dtype_and_device != (weight.dtype, weight.device):
             self.make_probes(weight)  # the model was moved or converted
-        inputs = self._input_probes(x) if self.wants_inputs else (None, None, None)
+        mask = self._mask(output)
         tapped: Tensor = Tap.apply(
             output,
             x if self.wants_inputs else None,
-            self._mask(output),
+            mask,
             self.rows,
-            *inputs,
-            *(self.gradients.leaves if self.wants_gradients else (None, None, None)),
+            *(self._input_leaves(x, mask) if self.wants_inputs else [None] * 4),
+            *(self._gradient_leaves(mask) if self.wants_gradients else [None] * 3),
         )
         return tapped
 
@@ -125,17 +125,28 @@ class LayerHook(PlacedHook):
             return mask
         return mask.flatten() if positions == (mask.numel(),) else None
 
-    def _input_probes(self, x: Tensor) -> tuple[Callable[[], bool] | None, Tensor, Tensor]:
-        """Probes for x's moment and row count, and a function for the backward pass.
+    def _input_leaves(
+        self, x: Tensor, mask: Tensor | None
+    ) -> tuple[Callable[[], bool] | None, Tensor, Tensor | None, Tensor | None]:
+        """A function for the backward pass, and leaves for x's moment and row counts.
 
         The function says whether this layer forms the moment.
         """
         if torch.compiler.is_compiling():
             # While a graph is traced, it is not known which layers share a tensor.
-            return None, self.inputs.total, self.inputs.count
+            return None, self.inputs.total, None, self.inputs.counted
         self.shared.merge(self)
-        shared = self.shared.of(x, self)
-        return partial(self.shared.forms, shared, self), shared.total, shared.count_of(self)
+        shared = self.shared.of(x, self, None if mask is None else self.shared.mask_now())
+        counted = None if mask is None else shared.counted
+        forms = partial(self.shared.forms, shared, self)
+        return forms, shared.total, shared.count_of(self), counted
+
+    def _gradient_leaves(self, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Leaves for the moment of the output gradients and for row counts."""
+        total, known, counted = self.gradients.leaves
+        if mask is not None or torch.compiler.is_compiling():
+            return total, None, counted
+        return total, known, None
 
     @property
     def was_zeroed(self) -> bool:

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 from gomuon.capture.hooks import CapturedModule, LayerHook
 from gomuon.capture.placed import remove_inert_hooks
 from gomuon.capture.shared_inputs import SharedInputs, Term
-from gomuon.moments import Moment, MomentShapes, Statistics
+from gomuon.capture.tap import moment_of
+from gomuon.moments import Moment, MomentShapes, Statistics, stacked_counts
 from gomuon.parameters.groups import is_matrix
 from gomuon.parameters.layout import Layout
-from gomuon.parameters.rows import ConvRows, Sampling, is_transposed_linear, rows_for
+from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
+from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded
 from gomuon.parameters.specs import DEFAULT_SPEC
 
@@ -123,9 +125,9 @@ class GroupCapture:
         def moment(shape: tuple[int, ...] | None) -> Moment | None:
             if shape is None:
                 return None
-            rows = torch.tensor(float(shape[-1]), dtype=torch.float64, device=device)
+            rows = torch.tensor(float(shape[-1]), dtype=torch.float64, device="cpu")
             eye = torch.eye(shape[-1], dtype=dtype, device=device)
-            return Moment(rows * eye.expand(shape), rows, rows)
+            return Moment(shape[-1] * eye.expand(shape), rows, rows)
 
         inputs, gradients = self._wanted(hooks[0])
         return Statistics(moment(inputs), moment(gradients))
@@ -144,8 +146,7 @@ class GroupCapture:
         # Gradients are computed for the probes only, so no weight's gradient changes.
         found = torch.autograd.grad(loss, probes, retain_graph=True, allow_unused=True)
         for hook, *sums in zip(hooks, found[::3], found[1::3], found[2::3], strict=True):
-            if all(part is not None for part in sums):
-                hook.substitute = _sum([(hook.substitute, 1.0), (Moment(*sums), 1.0)], {})
+            hook.substitute = _sum([(hook.substitute, 1.0), (moment_of(*sums), 1.0)], {})
 
     def gate(self, is_due: IsDue) -> None:
         """Before the forward pass: open the hooks of layers that refresh in the next step."""
@@ -225,8 +226,10 @@ class ModelCapture:
             return
 
         def sampling(weight: Tensor) -> Sampling:
-            ones = layout.specs.get(weight, DEFAULT_SPEC).bias is not None
-            return Sampling(group["token_stride"], group["token_skip"], group["reduce"], ones)
+            spec = layout.specs.get(weight, DEFAULT_SPEC)
+            rows = group.get("rows") if spec.rows is None else spec.rows
+            settings = group["token_stride"], group["token_skip"], group["reduce"]
+            return Sampling(*settings, ones=spec.bias is not None, rows=rows)
 
         modules = captured_modules(self.model, sampling)
         captured = [p for p in group["params"] if is_matrix(group, p) and p in modules]
@@ -244,7 +247,7 @@ class ModelCapture:
 
     def _settings(self, group: Group) -> tuple[Any, ...]:
         """The settings that a group's hooks depend on."""
-        names = ("token_stride", "token_skip", "reduce", "stagger")
+        names = ("rows", "token_stride", "token_skip", "reduce", "stagger")
         return (*self._sides(group), *(group.get(name) for name in names))
 
     def gate(self, groups: Sequence[Group]) -> list[int]:
@@ -267,6 +270,8 @@ class ModelCapture:
 
     def collect(self, ranks: int) -> dict[int, dict[Tensor, Statistics]]:
         """This rank's statistics of this step, by group. Closed groups are left out."""
+        if not self.is_open:
+            return {}
         scale = 1.0 if self.scaler is None else self.scaler.get_scale()
         return {
             index: capture.collect(scale, ranks)
@@ -344,7 +349,7 @@ def _sum(terms: Iterable[Term], cache: dict[Any, Moment]) -> Moment | None:
         else:
             cache[key] = Moment(
                 torch.stack([moment.total * times for moment, times in present]).sum(0),
-                torch.stack([moment.count * times for moment, times in present]).sum(),
-                torch.stack([moment.uses * times for moment, times in present]).sum(),
+                stacked_counts([moment.count * times for moment, times in present]).sum(),
+                stacked_counts([moment.uses * times for moment, times in present]).sum(),
             )
     return cache[key]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from gomuon.capture.tap import backward_pass, gradient, in_backward, leaf
-from gomuon.moments import Moment
+from gomuon.moments import Moment, count_dtype
 
 if TYPE_CHECKING:
     from gomuon.capture.hooks import LayerHook
@@ -30,13 +30,15 @@ class SharedInput:
     pass that is only a recomputation.
     """
 
-    def __init__(self, leader: "LayerHook", x: Tensor) -> None:
+    def __init__(self, leader: "LayerHook", x: Tensor, mask: Tensor | None) -> None:
         self.leader = leader  # the first reader
+        self.mask = mask  # its readers'
         self._input, self._version = weakref.ref(x), x._version
         self.chosen: LayerHook | None = None  # the reader that forms the moment
         self._pass: int | None = None  # the backward pass in which `chosen` was set
         self.total = leaf(leader.dtype, x.device, *leader.shapes[0])
-        self.counts: dict[LayerHook, Tensor] = {}
+        self.counted = leaf(count_dtype(x.device), x.device, 2)  # of masked rows, by `chosen`
+        self.counts: dict[LayerHook, Tensor] = {}  # on the CPU, without regard to the mask
 
     def is_of(self, x: Tensor) -> bool:
         """Whether x is the tensor that was read, and has not been written to since."""
@@ -55,7 +57,7 @@ class SharedInput:
 
     def count_of(self, reader: "LayerHook") -> Tensor:
         """The probe that counts this reader's rows."""
-        return self.counts.setdefault(reader, leaf(torch.float64, self.total.device))
+        return self.counts.setdefault(reader, leaf(torch.float64, torch.device("cpu"), 2))
 
     @property
     def filled(self) -> bool:
@@ -65,26 +67,29 @@ class SharedInput:
     @property
     def times(self) -> dict["LayerHook", float]:
         """Rows each reader counted, divided by the rows of the chosen reader."""
-        counts = {hook: c.grad for hook, c in self.counts.items() if c.grad is not None}
-        rows = float(counts[self.chosen]) if self.chosen in counts else 0.0
-        return {hook: float(count) / rows for hook, count in counts.items()} if rows else {}
+        counts = {h: c.grad.tolist()[0] for h, c in self.counts.items() if c.grad is not None}
+        rows = 0.0 if self.chosen is None else counts.get(self.chosen, 0.0)
+        return {hook: count / rows for hook, count in counts.items()} if rows else {}
 
     @property
     def moment(self) -> Moment:
         """The moment, once it is filled."""
         assert self.chosen is not None
-        count = gradient(self.counts[self.chosen])
-        return Moment(gradient(self.total), count, count)
+        numbers = self.counts[self.chosen] if self.mask is None else self.counted
+        return Moment(gradient(self.total), *gradient(numbers))
 
     def add_sums_of(self, other: "SharedInput") -> None:
         """Add the sums of another shared input to these."""
         for mine, theirs in (
             (self.total, other.total),
+            *(() if self.mask is None else ((self.counted, other.counted),)),
             *((self.counts[hook], other.counts[hook]) for hook in other.times),
         ):
-            assert mine.grad is not None
-            assert theirs.grad is not None
-            mine.grad.add_(theirs.grad)
+            gradient(mine).add_(gradient(theirs))
+
+    def may_join(self, other: "SharedInput") -> bool:
+        """Whether the sums of another shared input may be added to these."""
+        return (self.mask is None) == (other.mask is None) and self.times == other.times
 
 
 class SharedInputs:
@@ -99,8 +104,11 @@ class SharedInputs:
         self._reached: set[SharedInput] = set()  # reached by a backward pass, kept alive here
         self._by_id: WeakValueDictionary[int, SharedInput] = WeakValueDictionary()
 
-    def of(self, x: Tensor, hook: "LayerHook") -> SharedInput:
-        """The shared input for x as `hook` reads it; a new one, led by `hook`, if none fits."""
+    def of(self, x: Tensor, hook: "LayerHook", mask: Tensor | None) -> SharedInput:
+        """The shared input for x as `hook` reads it; a new one, led by `hook`, if none fits.
+
+        `mask` is the one whose rows `hook` leaves out; readers with another do not share.
+        """
         known = self._by_id.get(id(x))
         # The same object, alive and not written to since: q, k and v of one attention. The leader
         # of x starts a new one, so activation checkpointing saves the same tensors again when it
@@ -110,10 +118,11 @@ class SharedInputs:
             and known.is_of(x)
             and known.leader is not hook
             and known.leader.rows == hook.rows
+            and known.mask is mask
             and self._is_active(known)
         ):
             return known
-        shared = SharedInput(hook, x)
+        shared = SharedInput(hook, x, mask)
         self._by_id[id(x)] = shared
         self._inputs_by_leader.setdefault(hook, WeakKeyDictionary())[shared] = None
         return shared
@@ -146,9 +155,7 @@ class SharedInputs:
             self._reached.difference_update(shared for shared in led if not shared.filled)
         filled = [shared for shared in led if shared.filled]
         for i, shared in enumerate(filled):
-            older = next(
-                (s for s in filled[:i] if self._is_active(s) and s.times == shared.times), None
-            )
+            older = next((s for s in filled[:i] if self._is_active(s) and s.may_join(shared)), None)
             if older is not None:
                 older.add_sums_of(shared)
                 self._drop(shared)

@@ -12,8 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gomuon.moments import Moment, Shape
+from gomuon.moments import Moment, Shape, count_dtype, stacked_counts
 from gomuon.parameters.rows import Rows, moment
+
+_CPU = torch.device("cpu")
 
 
 def leaf(dtype: torch.dtype, device: torch.device, *shape: int) -> Tensor:
@@ -25,32 +27,47 @@ def leaf(dtype: torch.dtype, device: torch.device, *shape: int) -> Tensor:
 
 
 class Probe:
-    """Leaf tensors for a moment, its count and its uses."""
+    """Leaf tensors for a moment and for its two numbers of rows, count and uses.
+
+    `known` receives numbers that follow from shapes. It is on the CPU, so that reading them never
+    waits for an accelerator. `counted` receives numbers that only the moment's device knows: those
+    of masked rows. Compiled graphs use it too, because one that works on two devices cannot be
+    replayed as a CUDA graph.
+    """
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
         self.total = leaf(dtype, device, *shape)
-        self.count = leaf(torch.float64, device)
-        self.uses = leaf(torch.float64, device)
+        self.known = leaf(torch.float64, _CPU, 2)
+        self.counted = leaf(count_dtype(device), device, 2)
 
     @property
     def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
-        return self.total, self.count, self.uses
+        return self.total, self.known, self.counted
 
     @property
     def moment(self) -> Moment | None:
-        if self.total.grad is None:
-            return None
-        count = gradient(self.count)
-        uses = self.uses.grad
-        return Moment(self.total.grad, count, count if uses is None else uses)
+        return moment_of(self.total.grad, self.known.grad, self.counted.grad)
 
     def clear(self) -> None:
         for probe in self.leaves:
             probe.grad = None
 
 
+def moment_of(total: Tensor | None, known: Tensor | None, counted: Tensor | None) -> Moment | None:
+    """The moment of a probe's gradients; None if no backward pass delivered any."""
+    if total is None:
+        return None
+    numbers = [pair for pair in (known, counted) if pair is not None]
+    count, uses = numbers[0] if len(numbers) == 1 else stacked_counts(numbers).sum(0)
+    return Moment(total, count, uses)
+
+
 class Tap(torch.autograd.Function):
-    """The identity on y; its backward returns moments and counts as the gradients of the probes."""
+    """The identity on y; its backward returns moments and counts as the gradients of the probes.
+
+    For inputs and for gradients there are three leaves of a `Probe`: total, known and counted. A
+    leaf that is None receives nothing.
+    """
 
     @staticmethod
     def forward(
@@ -60,11 +77,7 @@ class Tap(torch.autograd.Function):
         mask: Tensor | None,
         rows: Rows,
         forms: Callable[[], bool] | None,
-        inputs_total: Tensor | None,
-        inputs_count: Tensor | None,
-        gradients_total: Tensor | None,
-        gradients_count: Tensor | None,
-        gradients_uses: Tensor | None,
+        *leaves: Tensor | None,
     ) -> Tensor:
         # The layer itself also saves x, so this needs no extra memory. (Under autocast the layer
         # saves a rounded copy instead.)
@@ -74,39 +87,46 @@ class Tap(torch.autograd.Function):
         # copy, because the user may write to the mask.
         ctx.mask = None if mask is None or traced else mask.clone()
         ctx.rows, ctx.forms = rows, forms
-        ctx.dtypes = tuple(
-            None if probe is None else probe.dtype
-            for probe in (inputs_total, inputs_count, gradients_total)
-        )
+        ctx.dtypes = tuple(None if probe is None else probe.dtype for probe in leaves)
         # Not a view: in-place activations may write to it. Nothing else keeps y alive.
         return y.clone()
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        inputs_dtype, count_dtype, gradients_dtype = ctx.dtypes
         if not torch.compiler.is_compiling() and _is_batched(g):
             # A batch of gradients, for example of a Jacobian. These never reach the weights.
-            return g, *[None] * 9
+            return g, *[None] * 10
+        inputs_dtype, inputs_known, inputs_counted = ctx.dtypes[:3]
+        gradients_dtype, gradients_known, gradients_counted = ctx.dtypes[3:]
         x, mask = ctx.saved_tensors
         mask = mask if ctx.mask is None else ctx.mask
-        rows_g = ctx.rows.gradients(g.detach())
         # The first layer that the backward pass reaches forms the moment of a shared input.
         forms = inputs_dtype is not None and (ctx.forms is None or ctx.forms())
         rows_x = ctx.rows.inputs(x.detach()) if forms else None
-        if mask is None:
-            count, uses = (
-                torch.full((), number, dtype=torch.float64, device=g.device)
-                for number in (rows_g.shape[-2], ctx.rows.uses(g))
-            )
-        else:
+        rows_g = ctx.rows.gradients(g.detach()) if gradients_dtype else None
+        numbers = ctx.rows.sampled(g), ctx.rows.uses(g)
+        known = _pair(numbers, torch.float64, _CPU) if inputs_known or gradients_known else None
+        counted = None
+        if mask is not None:
             wanted = ctx.rows.mask_rows(mask.to(g.dtype))  # one or zero per row
-            rows_g, rows_x = rows_g * wanted, None if rows_x is None else rows_x * wanted
-            count, uses = wanted.sum(dtype=torch.float64), mask.sum(dtype=torch.float64)
+            rows_x = None if rows_x is None else rows_x * wanted
+            rows_g = None if rows_g is None else rows_g * wanted
+            exact = count_dtype(g.device)
+            counted = torch.stack([wanted.sum(dtype=exact), mask.sum(dtype=exact)])
+        elif inputs_counted or gradients_counted:
+            counted = _pair(numbers, count_dtype(g.device), g.device)
         A = None if rows_x is None else moment(rows_x, inputs_dtype)  # (9) Σ x xᵀ
-        gradients: tuple[Tensor | None, ...] = (None, None, None)
-        if gradients_dtype:
-            gradients = (moment(rows_g, gradients_dtype), count, uses)  # (9) Σ δ δᵀ
-        return g, None, None, None, None, A, count if count_dtype else None, *gradients
+        B = None if rows_g is None else moment(rows_g, gradients_dtype)  # (9) Σ δ δᵀ
+        return (
+            *(g, None, None, None, None),
+            *(A, known if inputs_known else None, counted if inputs_counted and forms else None),
+            *(B, known if gradients_known else None, counted if gradients_counted else None),
+        )
+
+
+def _pair(numbers: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Two numbers as a tensor. Not by `torch.tensor`, which a graph would copy from the CPU."""
+    return torch.stack([torch.full((), number, dtype=dtype, device=device) for number in numbers])
 
 
 def _is_batched(g: Tensor) -> bool:

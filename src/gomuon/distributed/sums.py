@@ -12,7 +12,14 @@ from torch import Tensor
 from gomuon.distributed.messages import size_of
 from gomuon.distributed.ranks import Ranks
 from gomuon.functional.linalg import working_dtype
-from gomuon.moments import Moment, MomentShapes, Shape, Statistics
+from gomuon.moments import (
+    Moment,
+    MomentShapes,
+    Shape,
+    Statistics,
+    count_dtype,
+    stacked_counts,
+)
 
 SIDES = ("inputs", "gradients")
 
@@ -74,25 +81,26 @@ def sum_to_owners(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
     incoming = [0] * ranks.size
     for slot in slots:
         assert slot.owner is not None
-        total, counts = _parts(slot, ranks.device)
-        outgoing[slot.owner] += [total, counts]
+        outgoing[slot.owner] += _parts(slot, ranks.device)
         if slot.owner == ranks.rank:
-            each = size_of(slot.shape, slot.dtype) + size_of((2,), torch.float64)
+            each = size_of(slot.shape, slot.dtype) + size_of((2,), count_dtype(ranks.device))
             incoming = [bytes_so_far + each for bytes_so_far in incoming]
     inboxes = ranks.start_exchange(outgoing, incoming).wait()
-    sums: list[Moment | None] = []
+    totals: list[Tensor | None] = []
+    counts: list[Tensor] = []
     for slot in slots:
         if slot.owner != ranks.rank:
-            sums.append(None)
+            totals.append(None)
             continue
         parts = [
-            (inbox.take(slot.shape, slot.dtype), inbox.take((2,), torch.float64))
+            (inbox.take(slot.shape, slot.dtype), inbox.take((2,), count_dtype(ranks.device)))
             for inbox in inboxes
         ]
         # Added in the order of the ranks, so the sum does not depend on the order of arrival.
-        counts = torch.stack([counts for _, counts in parts]).sum(0)
-        sums.append(_moment(torch.stack([total for total, _ in parts]).sum(0), counts))
-    return sums
+        totals.append(torch.stack([total for total, _ in parts]).sum(0))
+        counts.append(torch.stack([part for _, part in parts]).sum(0))
+    known = iter(_on_cpu(torch.stack(counts)) if counts else ())
+    return [None if total is None else _moment(total, next(known)) for total in totals]
 
 
 def sum_everywhere(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
@@ -109,6 +117,7 @@ def sum_everywhere(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
         pieces = flat.split([parts[place][0].numel() for place in places])
         totals.update(zip(places, pieces, strict=True))
     ranks.sum_in_place(counts)
+    counts = _on_cpu(counts)
     return [
         _moment(totals[place].view(slot.shape), counts[place]) for place, slot in enumerate(slots)
     ]
@@ -125,14 +134,18 @@ def statistics_of(slots: Sequence[Slot], sums: Sequence[Moment | None]) -> dict[
 
 def _parts(slot: Slot, device: torch.device) -> tuple[Tensor, Tensor]:
     """This rank's part: the total, and its two counts."""
-    if slot.local_part is None:
+    part = slot.local_part
+    if part is None:
         zeros = torch.zeros(slot.shape, dtype=slot.dtype, device=device)
-        return zeros, torch.zeros(2, dtype=torch.float64, device=device)
-    return slot.local_part.total.to(slot.dtype), torch.stack(
-        [slot.local_part.count, slot.local_part.uses]
-    )
+        return zeros, torch.zeros(2, dtype=count_dtype(device), device=device)
+    return part.total.to(slot.dtype), stacked_counts([part.count, part.uses], device)
+
+
+def _on_cpu(counts: Tensor) -> Tensor:
+    """All counts at once, because this waits for an accelerator."""
+    return counts.cpu().double()
 
 
 def _moment(total: Tensor, counts: Tensor) -> Moment | None:
     count, uses = counts
-    return Moment(total, count, uses) if float(count) else None
+    return Moment(total, count, uses) if count.tolist() else None

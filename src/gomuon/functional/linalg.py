@@ -93,10 +93,19 @@ def over_batch(
     return tuple(result.unflatten(0, leading) for result in results)
 
 
-def symmetric_product(rows: Tensor) -> Tensor:
-    """VᵀV of V [..., N, d]; blocks below the diagonal are copied from above it."""
-    d = rows.shape[-1]
-    return _by_triangle(rows.mT, rows, max(128, d // 16))
+def symmetric_product(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """VᵀV of V [..., N, d] in `dtype` (V's own by default), summed in this precision.
+
+    Blocks below the diagonal are copied from above it.
+    """
+    dtype = dtype or rows.dtype
+    multiply: Callable[[Tensor, Tensor], Tensor] = torch.matmul
+    if has_widening_product(rows, dtype):
+        multiply = _widening_product
+    else:
+        rows = rows.to(dtype)
+    block = max(128, rows.shape[-1] // 16)  # wide enough for products to run at full speed
+    return _by_triangle(rows.mT, rows, block, multiply)
 
 
 def symmetric_result(A: Tensor, B: Tensor) -> Tensor:
@@ -109,18 +118,63 @@ def symmetric_result(A: Tensor, B: Tensor) -> Tensor:
     return _by_triangle(A, B, max(64, d // 16) if A.device.type == "cpu" else max(1024, d // 8))
 
 
-def _by_triangle(A: Tensor, B: Tensor, block: int) -> Tensor:
+def _by_triangle(
+    A: Tensor,
+    B: Tensor,
+    block: int,
+    multiply: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
+) -> Tensor:
     """AB [..., d, d], strips of `block` rows from the diagonal on."""
     d = A.shape[-2]
     if d < 2 * block:
-        return A @ B
-    product = A.new_empty(*A.shape[:-1], d)
+        return multiply(A, B)
+    first = multiply(A[..., :block, :], B)
+    product = first.new_empty(*A.shape[:-2], d, d)
     for begin in range(0, d, block):
         end = min(begin + block, d)
-        strip = A[..., begin:end, :] @ B[..., begin:]
+        strip = multiply(A[..., begin:end, :], B[..., begin:]) if begin else first
         product[..., begin:end, begin:] = strip
         product[..., end:, begin:end] = strip[..., end - begin :].mT
     return product
+
+
+def _devices_with_widening_products() -> frozenset[str]:
+    """Devices on which torch multiplies half precision into float32: from torch 2.8 on, some."""
+    if torch.version.hip is not None or not hasattr(torch.ops.aten.mm, "dtype"):
+        return frozenset()  # ROCm's first versions wrote the wrong type
+    known = torch._C._dispatch_has_kernel_for_dispatch_key
+    return frozenset(
+        device
+        for device in ("cuda", "xpu")
+        if all(known(f"aten::{name}.dtype", device.upper()) for name in ("mm", "bmm"))
+    )
+
+
+_WIDENING_DEVICES = _devices_with_widening_products()
+
+
+def has_widening_product(rows: Tensor, dtype: torch.dtype) -> bool:
+    """Whether V in half precision can be multiplied as it is, with sums and result in float32.
+
+    The product of two such numbers is exact in float32, so nothing is lost against V in float32:
+    only V is not copied, and the product is faster.
+    """
+    possible = rows.device.type in _WIDENING_DEVICES and rows.ndim <= 3 and rows.numel() > 0
+    if dtype != torch.float32 or not possible:
+        return False
+    if rows.dtype == torch.float16:
+        # The user may have allowed sums in float16, and a graph cannot ask.
+        settings = torch.backends.cuda.matmul
+        return not torch.compiler.is_compiling() and not getattr(
+            settings, "allow_fp16_accumulation", False
+        )
+    return rows.dtype == torch.bfloat16
+
+
+def _widening_product(left: Tensor, right: Tensor) -> Tensor:
+    """[m, k]·[k, n] or [b, m, k]·[b, k, n] of half precision, in float32."""
+    multiply: Callable[..., Tensor] = torch.mm if left.ndim == 2 else torch.bmm
+    return multiply(left, right, out_dtype=torch.float32)
 
 
 def working_dtype(tensor: Tensor) -> torch.dtype:

@@ -11,7 +11,7 @@ from torch import Tensor
 from gomuon.functional.factors import guarded_roots, oas, shrink
 from gomuon.functional.linalg import finite_factors, identity_like, trace_mean
 from gomuon.geometry.base import Geometry, Group
-from gomuon.moments import Moment
+from gomuon.moments import Moment, stacked_counts
 from gomuon.parameters.stacks import Layer, Stack, group_by_key
 from gomuon.parameters.state import Count, Entries, both_sides
 from gomuon.threads.spreading import concurrently
@@ -84,7 +84,7 @@ class CapturedMoments(Geometry):
 
     def _observe(self, side: SideName, layers: Sequence[Layer], group: Group) -> list[Layer]:
         """Factor ← average of factor and this step's moment. Layers that share both do it once."""
-        seen = [layer for layer in layers if _has_rows(_moment(layer, side))]
+        seen = [layer for layer in layers if _may_have_rows(_moment(layer, side))]
         together = group_by_key(
             seen, lambda l: (id(_moment(l, side)), id(l.state.get(f"{side}_factor")), _cut(l))
         )
@@ -92,28 +92,30 @@ class CapturedMoments(Geometry):
         for batch in group_by_key(
             together, lambda same: (_key(_total(same[0], side)), _cut(same[0]))
         ):
-            observed = self._observations(side, [same[0] for same in batch], group)
-            usable = finite_factors(observed).tolist()
-            for same, S, good in zip(batch, observed, usable, strict=True):
+            first = [same[0] for same in batch]
+            observed = self._observations(side, first, group)
+            # In one read-back: whether a factor is usable, and whether a mask left it any row.
+            flags = torch.stack([finite_factors(observed), _counts(first, side) > 0])
+            for same, S, good, has_rows in zip(batch, observed, *flags.tolist(), strict=True):
                 if good:
                     factor = self._averaged(side, same[0], S, group)
                     for layer in same:
                         layer.state[f"{side}_factor"] = factor
                         layer.state[f"{side}_seen"] = group["step"]
-                else:
+                elif has_rows:
                     failed += same
         return failed
 
     def _observations(self, side: SideName, layers: Sequence[Layer], group: Group) -> Tensor:
         """Â or B̂ of each layer, Equation (9), or shrunk, Equation (21); [layers, blocks, d, d]."""
         total = torch.stack([_total(layer, side) for layer in layers])
-        count = torch.stack([_not_none(_moment(layer, side)).count for layer in layers])
+        count = _counts(layers, side)
         weight = count[(...,) + (None,) * (total.ndim - 1)].to(total.dtype)
         scale = 1 / weight
         if side == "left" and group["loss_reduction"] == "mean":
             # The loss is a mean over N rows, so g_i = δ_i/N. Undoing that here gives a short last
             # batch the same weight in the average as any other batch.
-            uses = torch.stack([_not_none(_moment(layer, side)).uses for layer in layers])
+            uses = _uses(layers, side)
             scale = scale * uses.view_as(weight).square().to(total.dtype)
         mean = total * scale  # (9) Â or B̂
         if mean.ndim == 3:  # a grouped convolution already has one moment per group
@@ -207,9 +209,24 @@ def _moment(layer: Layer, side: SideName) -> Moment | None:
     return layer.statistics.gradients if side == "left" else layer.statistics.inputs
 
 
-def _has_rows(moment: Moment | None) -> bool:
-    """Whether there is any data. A layer called with zero rows has none."""
-    return moment is not None and bool(moment.count)
+def _may_have_rows(moment: Moment | None) -> bool:
+    """Whether there is any data. A layer called with zero rows has none.
+
+    A count on an accelerator is not read here, because that would wait for it.
+    """
+    return moment is not None and (moment.count.device.type != "cpu" or bool(moment.count.tolist()))
+
+
+def _counts(layers: Sequence[Layer], side: SideName) -> Tensor:
+    """The number of rows in each layer's moment, on the moments' device, [layers]."""
+    counts = [_not_none(_moment(layer, side)).count for layer in layers]
+    return stacked_counts(counts, _total(layers[0], side).device)
+
+
+def _uses(layers: Sequence[Layer], side: SideName) -> Tensor:
+    """The number of rows each layer's weight was applied to, on the moments' device, [layers]."""
+    uses = [_not_none(_moment(layer, side)).uses for layer in layers]
+    return stacked_counts(uses, _total(layers[0], side).device)
 
 
 def _not_none(moment: Moment | None) -> Moment:

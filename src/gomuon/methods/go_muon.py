@@ -91,6 +91,8 @@ class GoMuon(MatrixOptimizer):
         input_decay: the same decay for an average of A; the paper does not average A (None).
         shrinkage: "oas", a fixed intensity in [0, 1], or {"damping": d} for S + d·tr(S)/dim·I.
 
+        rows: use at most this many rows of each forward pass for the statistics, evenly spread over
+            examples and positions; None: all. `LayerSpec(rows=…)` is the same for one layer.
         token_stride: use only every stride-th position for the statistics.
         token_skip: leave out this many positions at the start of each sequence.
         reduce: K-FAC-reduce statistics, one row per example instead of one per position.
@@ -136,6 +138,7 @@ class GoMuon(MatrixOptimizer):
         factor_decay: float = 0.97,
         input_decay: float | None = None,
         shrinkage: str | float | Mapping[str, float] = "oas",
+        rows: int | None = None,
         token_stride: int = 1,
         token_skip: int = 0,
         reduce: bool = False,
@@ -156,6 +159,7 @@ class GoMuon(MatrixOptimizer):
             factor_decay=factor_decay,
             input_decay=input_decay,
             shrinkage=shrinkage,
+            rows=rows,
             token_stride=token_stride,
             token_skip=token_skip,
             reduce=reduce,

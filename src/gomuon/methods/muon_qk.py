@@ -108,7 +108,7 @@ def _partner_weights(layer: Layer, weights: Mapping[Tensor, Tensor]) -> Tensor:
     """The partner's matrices, head by head. Both have the same owner, which has both whole."""
     assert layer.spec.partner is not None
     whole = weights.get(layer.spec.partner, layer.spec.partner)
-    return Layer("", whole, {}, LayerSpec(heads=layer.spec.rows)).weights
+    return Layer("", whole, {}, LayerSpec(heads=layer.spec.row_blocks)).weights
 
 
 def _specs(model: nn.Module, settings: Mapping[str, Any]) -> dict[Tensor, LayerSpec]:

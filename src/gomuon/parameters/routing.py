@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from gomuon.errors import describe_value
-from gomuon.parameters.rows import ConvRows, Sampling, rows_for
+from gomuon.parameters.rows import ConvRows, rows_for
+from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_fully_sharded, is_sharded, why_not_supported
 
 Choice = TypeVar("Choice")

@@ -9,36 +9,15 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from gomuon.functional.linalg import symmetric_product
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Which rows enter the statistics, and in which form.
-
-    Args:
-        stride: use every stride-th position of each sequence.
-        skip: leave out this many positions at the start of each sequence.
-        reduce: K-FAC-reduce: one row per example, with inputs averaged and gradients summed over
-            positions. The default is K-FAC-expand, one row per position.
-        ones: append a one to the inputs, for a bias that joins the matrix.
-    """
-
-    stride: int = 1
-    skip: int = 0
-    reduce: bool = False
-    ones: bool = False
-
-    @property
-    def takes_all(self) -> bool:
-        """Whether all rows are used, unchanged."""
-        return self.stride == 1 and not self.skip and not self.reduce
+from gomuon.parameters.patches import all_patches, patches_at
+from gomuon.parameters.sampling import ALL_ROWS, Sampling
 
 
 @dataclass(frozen=True)
 class LinearRows:
     """y = Wx over the last dimension. Dimensions between the first and the last are positions."""
 
-    sampling: Sampling = Sampling()
+    sampling: Sampling = ALL_ROWS
 
     def inputs(self, x: Tensor) -> Tensor:
         """[batch, positions…, n] -> [N, n]."""
@@ -52,6 +31,13 @@ class LinearRows:
     def uses(self, g: Tensor) -> int:
         """The number of rows the weight was applied to, before sampling."""
         return len(g) if self.sampling.reduce and g.ndim > 2 else g.numel() // g.shape[-1]
+
+    def sampled(self, g: Tensor) -> int:
+        """The number of rows of `gradients(g)`."""
+        if g.ndim > 2:
+            return self.sampling.number(len(g), g.shape[1:-1])
+        rows, limit = g.numel() // g.shape[-1], self.sampling.rows
+        return rows if limit is None else min(rows, limit)
 
     def positions(self, y: Tensor) -> tuple[int, ...]:
         """The shape of y without its channels: one row per position."""
@@ -71,15 +57,23 @@ class LinearRows:
         if x.shape[-1:] != (width,):
             return False
         same_number = x.numel() * y.shape[-1] == y.numel() * width
-        return x.shape[:-1] == y.shape[:-1] or (self.sampling.takes_all and same_number)
+        # Rows chosen by number are the same ones in x and y, however these are laid out.
+        return x.shape[:-1] == y.shape[:-1] or (not self.sampling.has_positions and same_number)
 
     def _rows(self, v: Tensor, *, average: bool) -> Tensor:
-        if v.ndim < 3:
-            return v.reshape(-1, v.shape[-1])
+        sampling = self.sampling
+        if v.ndim < 3 or (v.is_contiguous() and not sampling.has_positions):
+            return sampling.bounded(v.reshape(-1, v.shape[-1]))
+        positions = v.shape[1:-1]
+        if sampling.reduce:
+            v = sampling.bounded(v)
+        elif sampling.exceeded_by(len(v), positions):
+            example, position = sampling.places(len(v), positions, v.device)
+            return v[(example, *position)]
         v = v.flatten(1, -2)
-        if self.sampling.stride > 1 or self.sampling.skip:
-            v = v[:, self.sampling.skip :: self.sampling.stride]
-        if self.sampling.reduce and v.shape[1]:  # without positions there is no row
+        if sampling.stride > 1 or sampling.skip:
+            v = v[:, sampling.skip :: sampling.stride]
+        if sampling.reduce and v.shape[1]:  # without positions there is no row
             v = v.mean(1) if average else v.sum(1)
         return v.reshape(-1, v.shape[-1])
 
@@ -96,29 +90,32 @@ class ConvRows:
     padding: tuple[tuple[int, int], ...]
     dilation: tuple[int, ...]
     groups: int
-    sampling: Sampling = Sampling()
+    sampling: Sampling = ALL_ROWS
 
     def inputs(self, x: Tensor) -> Tensor:
         """[batch, channels, space…] -> [N, channels·kernel], or [groups, N, …]."""
-        dims = len(self.kernel)
-        x = x if x.ndim == dims + 2 else x.unsqueeze(0)
-        x = F.pad(x, [size for pair in reversed(self.padding) for size in pair])
-        for dim, (size, stride, dilation) in enumerate(
-            zip(self.kernel, self.stride, self.dilation, strict=True), start=2
-        ):
-            x = x.unfold(dim, dilation * (size - 1) + 1, stride)[..., ::dilation]
-        # [batch, channels, positions…, kernel…] -> [batch, groups, positions, patch]
-        batch, channels = x.shape[:2]
-        positions = math.prod(x.shape[2 : 2 + dims])
-        x = x.reshape(batch, self.groups, channels // self.groups, positions, *x.shape[2 + dims :])
-        patches = x.movedim(3, 2).flatten(3)
-        if self.sampling.ones:
-            patches = F.pad(patches, (0, 1), value=1.0)
-        return self._rows(patches, average=True)
+        x, sampling = self._batched(x), self.sampling
+        layout = self.kernel, self.stride, self.padding, self.dilation
+        space = self._convolved(x.shape[2:])
+        if not sampling.reduce and (sampling.has_positions or sampling.exceeded_by(len(x), space)):
+            example, position = sampling.places(len(x), space, x.device)
+            rows = self._by_group(patches_at(x, example, position, *layout).flatten(1))
+        else:
+            x = sampling.bounded(x) if sampling.reduce else x
+            patches = all_patches(x, *layout).unflatten(2, (self.groups, -1))
+            # [batch, positions, groups, channels, kernel…] -> [batch, groups, positions, patch]
+            patches = patches.transpose(1, 2).flatten(3).contiguous()
+            rows = self._rows(patches, average=True)
+        return F.pad(rows, (0, 1), value=1.0) if sampling.ones else rows
 
     def gradients(self, g: Tensor) -> Tensor:
         """[batch, channels, space…] -> [N, channels], or [groups, N, …]."""
-        g = g if g.ndim == len(self.kernel) + 2 else g.unsqueeze(0)
+        g, sampling = self._batched(g), self.sampling
+        if sampling.reduce:
+            g = sampling.bounded(g)
+        elif sampling.exceeded_by(len(g), g.shape[2:]):
+            example, position = sampling.places(len(g), g.shape[2:], g.device)
+            return self._by_group(g.movedim(1, -1)[(example, *position)])
         batch, channels = g.shape[:2]
         positions = math.prod(g.shape[2:])
         g = g.reshape(batch, self.groups, channels // self.groups, positions).mT
@@ -126,8 +123,13 @@ class ConvRows:
 
     def uses(self, g: Tensor) -> int:
         """The number of rows the weight was applied to, before sampling."""
-        g = g if g.ndim == len(self.kernel) + 2 else g.unsqueeze(0)
+        g = self._batched(g)
         return len(g) if self.sampling.reduce else g.numel() // g.shape[1]
+
+    def sampled(self, g: Tensor) -> int:
+        """The number of rows of `gradients(g)`."""
+        g = self._batched(g)
+        return self.sampling.number(len(g), g.shape[2:])
 
     def positions(self, y: Tensor) -> tuple[int, ...]:
         """The shape of y without its channels: one row per position."""
@@ -137,6 +139,9 @@ class ConvRows:
     def mask_rows(self, mask: Tensor) -> Tensor:
         """A mask over the positions -> [N, 1]."""
         mask = mask if mask.ndim > len(self.kernel) else mask.unsqueeze(0)
+        if self.sampling.exceeded_by(len(mask), mask.shape[1:]):
+            example, position = self.sampling.places(len(mask), mask.shape[1:], mask.device)
+            return mask[(example, *position)].unsqueeze(-1)
         mask = mask.flatten(1)
         return mask[:, self.sampling.skip :: self.sampling.stride].reshape(-1, 1)
 
@@ -161,6 +166,15 @@ class ConvRows:
             (size + sum(padding) - dilation * (kernel - 1) - 1) // stride + 1
             for size, kernel, stride, padding, dilation in sizes
         ]
+
+    def _batched(self, v: Tensor) -> Tensor:
+        return v if v.ndim == len(self.kernel) + 2 else v.unsqueeze(0)
+
+    def _by_group(self, rows: Tensor) -> Tensor:
+        """[N, channels…] -> [N, …], or [groups, N, …]."""
+        if self.groups == 1:
+            return rows
+        return rows.unflatten(1, (self.groups, -1)).movedim(1, 0).contiguous()
 
     def _rows(self, v: Tensor, *, average: bool) -> Tensor:
         """[batch, groups, positions, d] -> [N, d] or [groups, N, d]."""
@@ -225,4 +239,4 @@ def moment(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Σ v vᵀ over rows, [d, d] or [groups, d, d], in `dtype`."""
     # A user may call backward inside autocast, which would round the product to bfloat16.
     with torch.autocast(rows.device.type, enabled=False):
-        return symmetric_product(rows.to(dtype))
+        return symmetric_product(rows, dtype)

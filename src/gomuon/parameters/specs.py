@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from gomuon.errors import describe_value
 from gomuon.parameters.routing import Route, RoutingTable, plain_name, select
-from gomuon.parameters.rows import ConvRows, Sampling, is_transposed_linear, rows_for
+from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
+from gomuon.parameters.sampling import Sampling
 
 Group = Mapping[str, Any]
 
@@ -29,6 +30,8 @@ class LayerSpec:
         partner: the weight that this weight is multiplied with (keys for queries), for geometries
             that use it.
         bias: a bias that joins the matrix as its last column. The inputs then end with a one.
+        rows: for captured moments, the largest number of rows of a forward pass that enter them. It
+            replaces the group's setting `rows`; None leaves it.
     """
 
     heads: int = 1
@@ -38,21 +41,23 @@ class LayerSpec:
     transposed: bool = False
     partner: Tensor | None = None
     bias: Tensor | None = None
+    rows: int | None = None
 
     @property
-    def rows(self) -> int:
+    def row_blocks(self) -> int:
         """The number of equal blocks along the outputs."""
         return self.parts * self.heads
 
     @property
-    def columns(self) -> int:
+    def column_blocks(self) -> int:
         """The number of equal blocks along the inputs."""
         return self.input_heads
 
     def tiling(self, m: int, n: int) -> tuple[int, int, int, int]:
         """The number of blocks along rows and columns, and the two sides of a block."""
         if self.block is None:
-            return self.rows, self.columns, m // self.rows, n // self.columns
+            rows, columns = self.row_blocks, self.column_blocks
+            return rows, columns, m // rows, n // columns
         high, wide = min(m, self.block), min(n, self.block)
         return -(-m // high), -(-n // wide), high, wide
 
@@ -64,8 +69,14 @@ def check_spec(name: str, parameter: Tensor, spec: LayerSpec) -> None:
     """Raise a ValueError if the blocks do not divide the parameter."""
     if not parameter.ndim:
         raise ValueError(f"{name!r} is a scalar and cannot be cut; leave it out of specs")
+    whole = isinstance(spec.rows, int) and not isinstance(spec.rows, bool)
+    if spec.rows is not None and not (whole and spec.rows >= 1):
+        raise ValueError(
+            f"rows of {name!r} must be None or a whole number >= 1, got "
+            f"{describe_value(spec.rows)}; change its LayerSpec"
+        )
     m, n = matrix_sides(parameter, spec)
-    for side, size, blocks in (("rows", m, spec.rows), ("columns", n, spec.columns)):
+    for side, size, blocks in (("rows", m, spec.row_blocks), ("columns", n, spec.column_blocks)):
         if blocks < 1 or size % blocks:
             raise ValueError(
                 f"{name!r} has {size} {side}, which {blocks} blocks do not divide; change its "
@@ -135,10 +146,11 @@ def layer_specs(
         if not isinstance(spec, LayerSpec):
             raise TypeError(f"specs must have a LayerSpec for {name!r}, got {describe_value(spec)}")
         own = specs.get(names[name], DEFAULT_SPEC)
-        if own.parts > 1 and (spec.rows, spec.columns) != (own.parts, 1):
+        blocks = spec.row_blocks, spec.column_blocks
+        if own.parts > 1 and blocks not in ((1, 1), (own.parts, 1)):
             raise ValueError(
                 f"{name!r} is a convolution with {own.parts} groups, each of them a matrix; it "
-                f"cannot be cut into {spec.rows} × {spec.columns} blocks: leave it out of specs"
+                f"cannot be cut into {blocks[0]} × {blocks[1]} blocks: leave it out of specs"
             )
         if captured and spec.block is not None:
             raise ValueError(
@@ -147,6 +159,8 @@ def layer_specs(
             )
         # The module decides how a weight is stored and which bias joins it, not the user.
         merged = replace(spec, transposed=own.transposed or spec.transposed, bias=own.bias)
+        if own.parts > 1 and blocks == (1, 1):
+            merged = replace(merged, parts=own.parts)
         check_spec(name, names[name], merged)
         specs[names[name]] = merged
     return specs
@@ -155,5 +169,5 @@ def layer_specs(
 def with_block_size(spec: LayerSpec, group: Group) -> LayerSpec:
     """The spec, cut into blocks of the group's `block_size` if it has this setting."""
     size = group.get("block_size")
-    is_uncut = replace(spec, transposed=False) == DEFAULT_SPEC
+    is_uncut = replace(spec, transposed=False, rows=None) == DEFAULT_SPEC
     return replace(spec, block=size) if size is not None and is_uncut else spec

@@ -123,7 +123,7 @@ class Layer:
         """Whether [blocks, m, n] is just the parameter in another shape."""
         spec = self.spec
         plain = not spec.transposed and spec.bias is None and spec.block is None
-        return plain and spec.columns == 1
+        return plain and spec.column_blocks == 1
 
     def _matrices(self, tensor: Tensor, bias: Tensor | None) -> Tensor:
         matrix = tensor.to(self.dtype)

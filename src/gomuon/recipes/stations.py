@@ -203,6 +203,7 @@ MOMENTUM: Settings = {
 MUON: Settings = {**MOMENTUM, "polar": Setting("auto", POLAR)}
 PAPER: Settings = with_defaults(MUON, momentum=0.8)
 CAPTURE: Settings = {
+    "rows": Setting(None, optional(INTERVAL)),
     "token_stride": Setting(1, INTERVAL),
     "token_skip": Setting(0, WHOLE),
     "reduce": Setting(False, FLAG),

@@ -143,6 +143,8 @@ def test_only_the_moments_depend_on_the_tokens_and_k_spreads_them(
     moments = double["refresh"]["largest"] - base["refresh"]["largest"]
     strided = go_muon("--tokens 2048 --token-stride 2")
     assert strided["refresh"] == base["refresh"]
+    assert go_muon("--tokens 2048 --rows 1024")["refresh"] == base["refresh"]
+    assert go_muon("--tokens 1024 --rows 2048")["refresh"] == base["refresh"]
     rare = go_muon("--tokens 1024 --refresh-every 16")
     renewal = base["refresh"]["largest"] - base["reuse"]["largest"]
     assert rare["refresh_every"] == 16

@@ -87,6 +87,9 @@ FURTHER: list[tuple[str, dict[str, Any]]] = [
     ("GoMuon", {"polar": "fast"}),
     ("GoMuon", {"alpha": (0.0, 0.25), "input_decay": 0.9}),
     ("GoMuon", {"geometry_decay": True}),
+    ("GoMuon", {"rows": 7}),
+    ("KFAC", {"rows": 20}),
+    ("KFACMuon", {"rows": 4}),
     ("Muon", {"polar": "fast"}),
     ("Shampoo", {"block_size": 10, "graft": "sgd"}),
     ("Shampoo", {"statistics_every": 2, "refresh_every": 4}),
@@ -212,6 +215,27 @@ def test_the_state_is_named_tensor_by_tensor(name: str) -> None:
         if any(layer.matrices.captured):
             tensors = {key: size for key, size in tensors.items() if key not in captured}
         assert tensors == work.keeps(layer.matrices, layer.settings), layer.name
+
+
+def test_a_bound_holds_for_each_call_and_a_spec_for_one_layer() -> None:
+    torch.manual_seed(0)
+    layer, head = nn.Linear(12, 12), nn.Linear(12, 4)
+    case = Case(lambda: nn.Sequential(layer, nn.Tanh(), layer, nn.Tanh(), head), torch.randn(9, 12))
+    model, recipe = case.build(), GoMuon.recipe
+    uses = find_input_uses(model, case.x)
+    settings = {**recipe.defaults, "rows": 5}
+    specs = {"4.weight": LayerSpec(rows=3)}
+    routes = {"4.weight": "matrix"}
+    found = find_layers(model, recipe, settings, uses, specs=specs, routes=routes)
+    assert [x.sampled_rows(1.0) for x in found.layers] == [2 * 5, 3]
+    assert [x.sampled_rows(0.5) for x in found.layers] == [9, 3]
+    optimizer = GoMuon(model, rows=5, specs=specs, routes=routes)
+    model(case.x).square().sum().backward()
+    statistics = optimizer._capture.groups[0].collect()
+    for x, weight in zip(found.layers, (layer.weight, head.weight), strict=True):
+        gradients = statistics[weight].gradients
+        assert gradients is not None
+        assert float(gradients.count) == x.sampled_rows(1.0)
 
 
 def test_backward_without_capture_is_what_is_left_over() -> None:

@@ -31,6 +31,7 @@ def plan(
     replicate: Flag = False,
     optimizers: str = OPTIMIZERS,
     refresh_every: OptionalInt = None,
+    rows: OptionalInt = None,
     token_stride: OptionalInt = None,
     tokens: OptionalInt = None,
     dtype: str = "float32",
@@ -56,6 +57,7 @@ def plan(
         replicate: Every rank computes every step; there are no owners.
         optimizers: Names separated by commas; gomuon methods lists all names.
         refresh_every: K, for every method that has one. Default: the method's own.
+        rows: Use at most this many rows of a step for statistics, taken as one forward pass.
         token_stride: Use only every n-th position for statistics.
         tokens: Tokens (or images) per rank and step. Default: those of the named model.
         dtype: Of weights and gradients: float32, bfloat16, float16 or float64.
@@ -71,6 +73,7 @@ def plan(
         ("ranks", ranks),
         ("shards", shards),
         ("refresh-every", refresh_every),
+        ("rows", rows),
         ("token-stride", token_stride),
         ("tokens", tokens),
     ):
@@ -102,6 +105,7 @@ def plan(
         optimizers,
         replicate=replicate,
         refresh_every=refresh_every,
+        rows=rows,
         token_stride=token_stride,
         polar=polar,
     )

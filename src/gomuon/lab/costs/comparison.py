@@ -67,12 +67,14 @@ def compare_costs(
     *,
     replicate: bool = False,
     refresh_every: int | None = None,
+    rows: int | None = None,
     token_stride: int | None = None,
     polar: str = ACCELERATOR_POLAR,
 ) -> CostComparison:
     """The costs of the methods `names` on a model; None means each method's own setting."""
     changes: dict[str, Any] = {
         "refresh_every": refresh_every,
+        "rows": rows,
         "token_stride": token_stride,
         "polar": polar,
     }

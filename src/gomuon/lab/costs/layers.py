@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from gomuon.capture.hooks import CapturedModule
 from gomuon.capture.model import captured_modules
 from gomuon.parameters.routing import Routes, RoutingTable, route
-from gomuon.parameters.rows import ConvRows, Rows, Sampling
+from gomuon.parameters.rows import ConvRows, Rows
+from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.specs import (
     DEFAULT_SPEC,
     LayerSpec,
@@ -37,7 +38,9 @@ class MatrixLayer:
         matrices: the blocks.
         reads: equal for layers that read the same tensors; None if nothing is captured.
         grouped: moments come one per block of rows, as a grouped convolution's do.
-        uses: rows that enter the moments in one forward pass.
+        uses: rows that the weight is applied to in one forward pass; examples, if they are reduced.
+        limit: the largest number of rows that enter the moments at each call of the layer.
+        calls: how often the layer is called in one forward pass.
     """
 
     name: str
@@ -50,6 +53,15 @@ class MatrixLayer:
     reads: Hashable | None = None
     grouped: bool = False
     uses: int = 1
+    limit: int | None = None
+    calls: int = 1
+
+    def sampled_rows(self, passes: float) -> int:
+        """Rows that enter the moments in so many forward passes, taken as one pass of them all."""
+        # To a row in each sequence; of an example that is reduced to one row, no row is left out.
+        stride = 1 if self.settings.get("reduce") else self.settings.get("token_stride", 1)
+        rows = round(self.uses * passes / stride)
+        return rows if self.limit is None else min(rows, self.limit * self.calls)
 
     @property
     def factors(self) -> tuple[tuple[int, int], tuple[int, int]]:
@@ -84,11 +96,13 @@ class InputUse:
         what: equal for layers that read the same tensors.
         rows: how many it read.
         examples: how many examples these belong to.
+        calls: how often it was called.
     """
 
     what: Hashable
     rows: int = 1
     examples: int = 1
+    calls: int = 1
 
 
 InputUses = Mapping[Tensor, InputUse]
@@ -132,7 +146,9 @@ def find_layers(
     joined = {spec.bias for spec in cuts.values()}
 
     def sampling(weight: Tensor) -> Sampling:
-        return Sampling(ones=cuts.get(weight, DEFAULT_SPEC).bias is not None)
+        spec = cuts.get(weight, DEFAULT_SPEC)
+        rows = settings.get("rows") if spec.rows is None else spec.rows
+        return Sampling(ones=spec.bias is not None, rows=rows)
 
     watched = captured_modules(model, sampling)
     layers = []
@@ -188,6 +204,8 @@ def _matrix_layer(
         reads=(seen.what, tuple(module.rows for module in modules)),
         grouped=isinstance(modules[0].rows, ConvRows) and spec.parts > 1,
         uses=seen.examples if settings.get("reduce") else seen.rows,
+        limit=modules[0].rows.sampling.rows,
+        calls=seen.calls,
     )
 
 
@@ -227,7 +245,7 @@ def find_input_uses(model: nn.Module, *inputs: Tensor) -> dict[Tensor, InputUse]
             handle.remove()
     numbers: dict[tuple[tuple[int, int], ...], int] = {}
     return {
-        weight: InputUse(numbers.setdefault(tuple(seen), len(numbers)), *uses[weight])
+        weight: InputUse(numbers.setdefault(tuple(seen), len(numbers)), *uses[weight], len(seen))
         for weight, seen in calls.items()
     }
 

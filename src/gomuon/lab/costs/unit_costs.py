@@ -44,22 +44,19 @@ def _right_factors(unit: Layers) -> list[MatrixLayer]:
     return list({(x.rows, x.columns): x for x in reversed(captured)}.values())
 
 
-def moments_of(unit: Layers) -> list[tuple[int, int, int]]:
-    """(count, side, uses) of the sums captured of a unit: Σδδᵀ of every layer, Σxxᵀ once."""
-    lefts = [(*x.moments[0], x.uses) for x in unit if x.matrices.captured[0]]
-    rights = [(*x.moments[1], x.uses) for x in unit[:1] if x.matrices.captured[1]]
+def moments_of(unit: Layers) -> list[tuple[int, int, MatrixLayer]]:
+    """(count, side, layer) of the sums captured of a unit: Σδδᵀ of every layer, Σxxᵀ once."""
+    lefts = [(*x.moments[0], x) for x in unit if x.matrices.captured[0]]
+    rights = [(*x.moments[1], x) for x in unit[:1] if x.matrices.captured[1]]
     return lefts + rights
 
 
 def moment_work(unit: Layers, passes: float = 1.0) -> Work:
     """What *every* rank multiplies in the backward pass of so many forward passes."""
-    settings = unit[0].settings
-    # To a row in each sequence; of an example that is reduced to one row, no row is left out.
-    stride = 1 if settings.get("reduce") else settings.get("token_stride", 1)
     return [
         product
-        for count, d, uses in moments_of(unit)
-        for product in symmetric(count, d, round(uses * passes / stride))
+        for count, d, layer in moments_of(unit)
+        for product in symmetric(count, d, layer.sampled_rows(passes))
     ]
 
 
