@@ -110,6 +110,7 @@ class SharedInputs:
             and known.is_of(x)
             and known.leader is not hook
             and known.leader.rows == hook.rows
+            and known.leader.cuts[0] == hook.cuts[0]
             and self._is_active(known)
         ):
             return known

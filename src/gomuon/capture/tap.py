@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gomuon.moments import Moment, Shape
 from gomuon.parameters.rows import Rows, moment
+from gomuon.parameters.side_forms import SumCut
 
 
 def leaf(dtype: torch.dtype, device: torch.device, *shape: int) -> Tensor:
@@ -59,6 +60,7 @@ class Tap(torch.autograd.Function):
         x: Tensor | None,
         mask: Tensor | None,
         rows: Rows,
+        cuts: tuple[SumCut, SumCut],
         forms: Callable[[], bool] | None,
         inputs_total: Tensor | None,
         inputs_count: Tensor | None,
@@ -73,7 +75,7 @@ class Tap(torch.autograd.Function):
         # Not saved with x: activation checkpointing saves x again, perhaps under another mask. A
         # copy, because the user may write to the mask.
         ctx.mask = None if mask is None or traced else mask.clone()
-        ctx.rows, ctx.forms = rows, forms
+        ctx.rows, ctx.cuts, ctx.forms = rows, cuts, forms
         ctx.dtypes = tuple(
             None if probe is None else probe.dtype
             for probe in (inputs_total, inputs_count, gradients_total)
@@ -86,7 +88,7 @@ class Tap(torch.autograd.Function):
         inputs_dtype, count_dtype, gradients_dtype = ctx.dtypes
         if not torch.compiler.is_compiling() and _is_batched(g):
             # A batch of gradients, for example of a Jacobian. These never reach the weights.
-            return g, *[None] * 9
+            return g, *[None] * 10
         x, mask = ctx.saved_tensors
         mask = mask if ctx.mask is None else ctx.mask
         rows_g = ctx.rows.gradients(g.detach())
@@ -102,11 +104,13 @@ class Tap(torch.autograd.Function):
             wanted = ctx.rows.mask_rows(mask.to(g.dtype))  # one or zero per row
             rows_g, rows_x = rows_g * wanted, None if rows_x is None else rows_x * wanted
             count, uses = wanted.sum(dtype=torch.float64), mask.sum(dtype=torch.float64)
-        A = None if rows_x is None else moment(rows_x, inputs_dtype)  # (9) Σ x xᵀ
+        of_inputs, of_gradients = ctx.cuts
+        A = None if rows_x is None else moment(rows_x, inputs_dtype, of_inputs)  # (9) Σ x xᵀ
         gradients: tuple[Tensor | None, ...] = (None, None, None)
         if gradients_dtype:
-            gradients = (moment(rows_g, gradients_dtype), count, uses)  # (9) Σ δ δᵀ
-        return g, None, None, None, None, A, count if count_dtype else None, *gradients
+            B = moment(rows_g, gradients_dtype, of_gradients)  # (9) Σ δ δᵀ
+            gradients = (B, count, uses)
+        return g, None, None, None, None, None, A, count if count_dtype else None, *gradients
 
 
 def _is_batched(g: Tensor) -> bool:

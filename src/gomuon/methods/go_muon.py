@@ -94,6 +94,12 @@ class GoMuon(MatrixOptimizer):
         token_stride: use only every stride-th position for the statistics.
         token_skip: leave out this many positions at the start of each sequence.
         reduce: K-FAC-reduce statistics, one row per example instead of one per position.
+        block_size: a side longer than this is cut into blocks of at most this length, and its
+            factor and map are block-diagonal. Inputs and output gradients are cut before their
+            products, so work, memory and messages fall with the blocks. The polar factor is that of
+            the whole matrix. None: no side is cut. `LayerSpec` chooses for each side.
+        max_side: a side longer than this has no factor. None: every side has one.
+        long_sides: what such a side has instead: "identity" (nothing is captured) or "diagonal".
         stagger: refresh different layers in different steps of the K, so that no step is slow. A
             layer has identity maps until its first refresh, within the first K steps.
 
@@ -140,6 +146,9 @@ class GoMuon(MatrixOptimizer):
         token_skip: int = 0,
         reduce: bool = False,
         stagger: bool = False,
+        block_size: int | None = 1024,
+        max_side: int | None = None,
+        long_sides: str = "identity",
         polar: PolarMethod = "auto",
         graft: str | None = "frobenius",
         **common: Unpack[Common],
@@ -160,6 +169,9 @@ class GoMuon(MatrixOptimizer):
             token_skip=token_skip,
             reduce=reduce,
             stagger=stagger,
+            block_size=block_size,
+            max_side=max_side,
+            long_sides=long_sides,
             polar=polar,
             graft=graft,
             **common,

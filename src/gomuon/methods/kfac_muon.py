@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gomuon.functional.block_diagonal import diagonal_of
 from gomuon.functional.factors import guarded_roots
-from gomuon.functional.linalg import identity_like, trace_mean
+from gomuon.functional.linalg import identity_like
 from gomuon.geometry.captured import CapturedMoments
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
@@ -27,24 +28,39 @@ from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting, with_default
 
 
 def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
-    """(A + π√λ·I)^(−½) and (B + √λ/π·I)^(−½) with π² = (tr A/n)/(tr B/m)."""
+    """(A + π√λ·I)^(−½) and (B + √λ/π·I)^(−½) with π² = (tr A/n)/(tr B/m).
+
+    The traces are those of whole sides, also if the factors are block-diagonal: every block of A
+    meets every block of B. A side that is not captured is the identity.
+    """
     failed = []
     root = group["damping"] ** 0.5
     for layer in layers:
-        # Per block: every pair of a row's B and a column's A has its own π.
+        # Per matrix: every pair of a row's B and a column's A has its own π.
         A, B = (
             layer.map_per_block("right_factor", "right"),
             layer.map_per_block("left_factor", "left"),
         )
-        if A is None or B is None:
+        unseen = [
+            form.kind != "identity" and S is None
+            for form, S in zip(layer.forms, (B, A), strict=True)
+        ]
+        if any(unseen) or (A is None and B is None):
             continue
-        ratio = trace_mean(A) / trace_mean(B)
+        m, n = layer.shape
+        ratio = torch.as_tensor(_mean_eigenvalue(A, n) / _mean_eigenvalue(B, m))
         pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
-        A, B = A + pi * root * identity_like(A), B + root / pi * identity_like(B)
-        for name, factor in (("right_map", A), ("left_map", B)):
-            if not layer.set_map(name, guarded_roots(factor.unsqueeze(0), 0.5)[0]):
-                failed.append(layer)
+        for name, factor, ridge in (("right_map", A, pi * root), ("left_map", B, root / pi)):
+            if factor is not None:
+                damped = factor + ridge.view(-1, *[1] * (factor.ndim - 1)) * identity_like(factor)
+                if not layer.set_map(name, guarded_roots(damped.unsqueeze(0), 0.5)[0]):
+                    failed.append(layer)
     return failed
+
+
+def _mean_eigenvalue(S: Tensor | None, d: int) -> Tensor | float:
+    """tr(S)/d of every matrix, [blocks]; 1 for the identity."""
+    return 1.0 if S is None else diagonal_of(S, d).mean(-1)
 
 
 def scaled_muon(D: Tensor, stack: Stack, group: Group) -> Tensor:
