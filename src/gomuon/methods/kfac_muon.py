@@ -41,14 +41,13 @@ def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
             layer.map_per_block("right_factor", "right"),
             layer.map_per_block("left_factor", "left"),
         )
-        unseen = [
-            form.kind != "identity" and S is None
-            for form, S in zip(layer.forms, (B, A), strict=True)
-        ]
-        if any(unseen) or (A is None and B is None):
+        left, right = layer.forms
+        unseen = (A is None and right.kind != "identity") or (B is None and left.kind != "identity")
+        like = B if A is None else A
+        if like is None or unseen:
             continue
         m, n = layer.shape
-        ratio = torch.as_tensor(_mean_eigenvalue(A, n) / _mean_eigenvalue(B, m))
+        ratio = _mean_eigenvalue(A, n, like) / _mean_eigenvalue(B, m, like)
         pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
         for name, factor, ridge in (("right_map", A, pi * root), ("left_map", B, root / pi)):
             if factor is not None:
@@ -58,9 +57,9 @@ def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
     return failed
 
 
-def _mean_eigenvalue(S: Tensor | None, d: int) -> Tensor | float:
+def _mean_eigenvalue(S: Tensor | None, d: int, like: Tensor) -> Tensor:
     """tr(S)/d of every matrix, [blocks]; 1 for the identity."""
-    return 1.0 if S is None else diagonal_of(S, d).mean(-1)
+    return like.new_ones(len(like)) if S is None else diagonal_of(S, d).mean(-1)
 
 
 def scaled_muon(D: Tensor, stack: Stack, group: Group) -> Tensor:
