@@ -132,10 +132,9 @@ def test_without_any_side_nothing_is_captured_and_nothing_is_said(
 
 def test_kfac_muon_balances_with_an_identity() -> None:
     """π² = tr A/n where B is the identity, and the other way round."""
-    for where, d in (("right", 18), ("left", 11)):
-        other = "outputs" if where == "right" else "inputs"
-        spec = LayerSpec(**{other: "identity"})
-        module, optimizer = layer(11, 18), None
+    specs = {"right": LayerSpec(outputs="identity"), "left": LayerSpec(inputs="identity")}
+    for (where, spec), d in zip(specs.items(), (18, 11), strict=True):
+        module = layer(11, 18)
         optimizer = gomuon.KFACMuon(module, specs={"weight": spec}, damping=0.1)
         learn(optimizer, module, rows(0, ROWS, 18), rows(1, ROWS, 11))
         state = optimizer.state[module.weight]
