@@ -94,14 +94,16 @@ class GoMuon(MatrixOptimizer):
         token_stride: use only every stride-th position for the statistics.
         token_skip: leave out this many positions at the start of each sequence.
         reduce: K-FAC-reduce statistics, one row per example instead of one per position.
-        block_size: a side longer than this is cut into blocks of at most this length, and its
-            factor and map are block-diagonal. Inputs and output gradients are cut before their
-            products, so work, memory and messages fall with the blocks. The polar factor is that of
-            the whole matrix. None: no side is cut. `LayerSpec` chooses for each side.
-        max_side: a side longer than this has no factor. None: every side has one.
-        long_sides: what such a side has instead: "identity" (nothing is captured) or "diagonal".
         stagger: refresh different layers in different steps of the K, so that no step is slow. A
             layer has identity maps until its first refresh, within the first K steps.
+
+        block_size: a side longer than this is cut into blocks of at most this length, and its
+            factor and map are block-diagonal. Inputs and output gradients are cut before their
+            products, so work, memory and messages fall with the blocks. Each block is shrunk as a
+            factor of its own; the polar factor is that of the whole matrix. None: no side is cut.
+        max_side: a side longer than this has no factor. None: every side has one.
+        long_sides: what such a side has instead: "identity" (nothing is captured) or "diagonal"
+            (E[x²] of each input; OAS leaves it alone). `LayerSpec` chooses for each side.
 
         polar: how the polar factor is computed, see `gomuon.functional.polar`.
         graft: "frobenius" gives D the norm of the polar factor, √min(m, n) at full rank. None
@@ -111,7 +113,7 @@ class GoMuon(MatrixOptimizer):
             (.9, .95), eps 1e-8, weight_decay 0.
         routes: overrides of the routing, {pattern: "matrix" | "adamw" | "frozen"} or a function of
             (name, module, parameter).
-        specs: how parameters are cut into matrices, {pattern: LayerSpec}, for heads and fused qkv.
+        specs: how parameters are cut, {pattern: LayerSpec}, for heads, fused qkv and long sides.
         loss_reduction: "mean" if the loss averages over examples, "sum" if it adds them up.
         nonfinite: what to do if a gradient has NaN, infinity or numbers whose squares overflow:
             "raise" an error, "skip" the step, or "allow" it. "allow" does not check gradients, so

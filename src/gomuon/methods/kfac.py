@@ -142,7 +142,8 @@ RECIPE = Recipe(
 class KFAC(MatrixOptimizer):
     """K-FAC, the natural gradient in Kronecker factors, with a KL budget over all layers.
 
-    Biases of linear layers join their weights as a column; inputs then end with a one.
+    Biases of linear layers join their weights as a column; inputs then end with a one. A side
+    without a factor (`max_side`) has eigenvalues of one.
     """
 
     recipe = RECIPE

@@ -93,6 +93,9 @@ RECIPE = Recipe(
 
 @register
 class KFACMuon(MatrixOptimizer):
-    """Matched polar at half power with π-balanced K-FAC-reduce factors and no graft."""
+    """Matched polar at half power with π-balanced K-FAC-reduce factors and no graft.
+
+    π is that of whole sides, also if their factors are block-diagonal (`block_size`).
+    """
 
     recipe = RECIPE

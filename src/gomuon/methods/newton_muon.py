@@ -85,6 +85,9 @@ RECIPE = Recipe(
 
 @register
 class NewtonMuon(MatrixOptimizer):
-    """Newton-Muon: gradients multiplied by an inverse activation moment before the momentum."""
+    """Newton-Muon: gradients multiplied by an inverse activation moment before the momentum.
+
+    If A is block-diagonal (`block_size`), every block has the ridge of its own trace.
+    """
 
     recipe = RECIPE

@@ -27,26 +27,26 @@ class LayerSpec:
         block: the parameter's own `block_size`. Methods that capture moments cut the factors of
             both sides with it. All other methods cut the matrix itself, and each block is a matrix
             of its own; the last one is filled up with zeros, which do not change Gram matrices.
+        transposed: the parameter is stored as inputs × outputs.
+        partner: the weight that this weight is multiplied with (keys for queries), for geometries
+            that use it.
+        bias: a bias that joins the matrix as its last column. The inputs then end with a one.
         outputs: how captured geometry treats the output side of each matrix. A number is the
             longest side of a block. "whole": it is never cut. "diagonal": only its diagonal is
             captured. "identity": nothing is captured. None: as `block`, `block_size` and `max_side`
             say.
         inputs: the same for the input side.
-        transposed: the parameter is stored as inputs × outputs.
-        partner: the weight that this weight is multiplied with (keys for queries), for geometries
-            that use it.
-        bias: a bias that joins the matrix as its last column. The inputs then end with a one.
     """
 
     heads: int = 1
     input_heads: int = 1
     parts: int = 1
     block: int | None = None
-    outputs: SideChoice | None = None
-    inputs: SideChoice | None = None
     transposed: bool = False
     partner: Tensor | None = None
     bias: Tensor | None = None
+    outputs: SideChoice | None = None
+    inputs: SideChoice | None = None
 
     @property
     def rows(self) -> int:
@@ -162,8 +162,8 @@ def layer_specs(
             )
         _check_sides(name, spec, captured=captured)
         if captured and spec.block is not None:  # the factors are cut, not the matrix
-            sides = (spec.block if side is None else side for side in (spec.outputs, spec.inputs))
-            outputs, inputs = sides
+            outputs = spec.block if spec.outputs is None else spec.outputs
+            inputs = spec.block if spec.inputs is None else spec.inputs
             spec = replace(spec, block=None, outputs=outputs, inputs=inputs)
         # The module decides how a weight is stored and which bias joins it, not the user.
         merged = replace(spec, transposed=own.transposed or spec.transposed, bias=own.bias)
@@ -176,16 +176,16 @@ def _check_sides(name: str, spec: LayerSpec, *, captured: bool) -> None:
     """Raise a ValueError if `block`, `outputs` or `inputs` is wrong."""
     for key, forms in (("block", ()), ("outputs", _FORMS), ("inputs", _FORMS)):
         value = getattr(spec, key)
-        whole_number = isinstance(value, int) and not isinstance(value, bool)
-        if value is None or (isinstance(value, str) and value in forms):
-            pass
-        elif not whole_number or value < 1:
+        if value is None:
+            continue
+        is_length = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if not is_length and not (isinstance(value, str) and value in forms):
             choices = "".join(f', "{form}"' for form in forms)
             raise ValueError(
                 f"{key} in the LayerSpec of {name!r} must be None, a whole number >= 1{choices}, "
                 f"got {describe_value(value)}"
             )
-        if value is not None and key != "block" and not captured:
+        if key != "block" and not captured:
             raise ValueError(
                 f"{key}={value!r} in the LayerSpec of {name!r} is for methods that capture "
                 "moments, which this one does not; leave it out"
