@@ -11,12 +11,17 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Moment:
-    """Σ v vᵀ over rows v, [d, d] or [groups, d, d], and two scalars.
+    """Σ v vᵀ over rows v, and two scalars.
 
-    `count` is the number of rows in the sum. `uses` is the number of rows that the weight was
-    applied to; it is larger if rows are sampled. Both are on the CPU, where reading them waits for
-    nothing. Only if a mask left rows out, or a compiled graph counted, are they on the moment's
-    device.
+    The scalars are on the CPU, where reading them waits for nothing. Only if a mask left rows out,
+    or a compiled graph counted, are they on the moment's device.
+
+    Attributes:
+        total: the sum, [d, d]; [strips, d, d] with one sum for each head or group; [strips, blocks,
+            s, s] for a side in blocks; [strips, d, 1] or [strips, 1, d] for the diagonal of a left
+            or right side.
+        count: the number of rows in the sum.
+        uses: the number of rows that the weight was applied to; larger if rows are sampled.
     """
 
     total: Tensor

@@ -124,6 +124,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         """Make everything that is not saved: the collaborators, and data kept between steps."""
         recipe = self.recipe
         self._layout = layout
+        layout.captured = recipe.geometry.uses_moments
         self._reports = Reports()
         self._capture = ModelCapture(layout, recipe.geometry.captured_sides, recipe.clock.observes)
         self._teams = TeamFinder(process_group, layout, recipe.geometry, defaults)
@@ -239,8 +240,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
         """How parameters are cut into matrices: by module, by `specs`, then by the method."""
         held = {p for group in self.param_groups for p in group["params"] if is_matrix(group, p)}
         biases = held if self.recipe.joins_bias else set()
-        captured = self._capture.captures(self.defaults)
-        specs = layer_specs(model, biases, self._layout.patterns, captured=captured)
+        layout = self._layout
+        specs = layer_specs(model, biases, layout.patterns, captured=layout.captured)
         return {**specs, **self.recipe.model_use.specs(model, self.defaults)}
 
     def _gate(self) -> None:
@@ -330,8 +331,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._teams.compare_again()
 
     def routing_table(self) -> RoutingTable:
-        """Every parameter with its treatment and the reason."""
-        return with_groups(self._layout.table, self.param_groups)
+        """Every parameter with its treatment, the reason, and what its factors look like."""
+        table = with_groups(self._layout.table, self.param_groups)
+        return table.with_geometry(self._capture.geometry(self.param_groups))
 
     def __repr__(self) -> str:
         return f"{super().__repr__()}\n{self.routing_table()}"

@@ -174,7 +174,7 @@ class Step:
             with team.fail_together(present):
                 observed = self.refresh(present, statistics, group)
                 if capture.model is not None and capture.captures(group):
-                    self._report_uncaptured(observed, group)
+                    self._report_uncaptured(observed, group, capture)
                 self.update(present, group, team)
             team.send(present.matrices)
             for stack in present.stacks:
@@ -209,9 +209,15 @@ class Step:
             self.reports.count_failures(failed)
         return observed
 
-    def _report_uncaptured(self, layers: Sequence[Layer], group: Group) -> None:
+    def _report_uncaptured(
+        self, layers: Sequence[Layer], group: Group, capture: ModelCapture
+    ) -> None:
         """Warn of layers that still have no geometry although it was their turn."""
-        without_geometry = [layer.name for layer in layers if not _GEOMETRY & layer.state.keys()]
+        without_geometry = [
+            layer.name
+            for layer in layers
+            if not _GEOMETRY & layer.state.keys() and any(capture.sides_of(layer.parameter, group))
+        ]
         if without_geometry and float(group["lr"]):
             self.reports.nothing_captured(without_geometry)
 

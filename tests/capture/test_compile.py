@@ -1,6 +1,7 @@
 """torch.compile: one graph for refresh steps, one for reuse steps, the same trajectory as eager."""
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,9 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
-from gomuon import GeometryWarning, GoMuon
+from gomuon import GeometryWarning, GoMuon, LayerSpec
+
+CUT = LayerSpec(outputs=4, inputs="diagonal")  # 6 as 2×3
 
 
 class Net(nn.Module):
@@ -44,18 +47,26 @@ def run(model: Callable[[Tensor], Tensor], net: Net, optimizer: GoMuon, steps: i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("order", ["compiled first", "optimizer first", "compiled model given"])
-def test_compiled_equals_eager(order: str) -> None:
+@pytest.mark.parametrize(
+    ("order", "settings"),
+    [
+        ("compiled first", {}),
+        ("optimizer first", {}),
+        ("optimizer first", {"block_size": 3, "specs": {"hidden.weight": CUT}}),
+        ("compiled model given", {}),
+    ],
+)
+def test_compiled_equals_eager(order: str, settings: dict[str, Any]) -> None:
     eager, net = Net(), Net()
     if order == "optimizer first":
-        optimizer = GoMuon(net)
+        optimizer = GoMuon(net, **settings)
         compiled = torch.compile(net)
     else:
         compiled = torch.compile(net)
         given = compiled if order == "compiled model given" else net
         assert isinstance(given, nn.Module)
         optimizer = GoMuon(given)
-    run(eager, eager, GoMuon(eager))
+    run(eager, eager, GoMuon(eager, **settings))
     run(compiled, net, optimizer)
     assert not counters["graph_break"]
     for (name, p), q in zip(eager.named_parameters(), net.parameters(), strict=True):

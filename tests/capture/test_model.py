@@ -14,6 +14,7 @@ from gomuon.capture.model import GroupCapture, captured_modules
 from gomuon.lab.bench.memory import peak_bytes
 from gomuon.moments import Statistics
 from gomuon.parameters.sampling import Sampling
+from gomuon.parameters.side_forms import SideForm
 from tests.models import language_loss, mlp, transformer
 
 
@@ -35,7 +36,8 @@ def watch(*modules: nn.Module) -> GroupCapture:
     for module in modules:
         weight = module.get_parameter("weight")
         watched = captured_modules(module, lambda _: Sampling())[weight]
-        capture.place(weight, watched, inputs=True, gradients=True)
+        m, n = weight.shape
+        capture.place(weight, watched, (SideForm(m), SideForm(n)), inputs=True, gradients=True)
     capture.gate(lambda _: True)
     return capture
 

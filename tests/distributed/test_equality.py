@@ -34,6 +34,7 @@ METHODS: dict[str, tuple[type[MatrixOptimizer], dict[str, Any]]] = {
     "K=4": (GoMuon, {}),
     "stagger": (GoMuon, {"stagger": True}),
     "geometry_decay": (GoMuon, {"geometry_decay": True, "weight_decay": 0.1}),
+    "blocks": (GoMuon, {"block_size": 7, "input_decay": 0.9}),
     "KFAC": (KFAC, {}),
     "MuonQK": (MuonQK, {"heads": 2}),
 }
@@ -57,7 +58,7 @@ def runs(place: Place, cases: list[tuple[str, str]]) -> dict[tuple[str, str], We
         (1, ("ddp", "fsdp"), ("K=1", "K=4")),
         (2, ("ddp", "fsdp"), ("K=1", "K=4")),
         (4, ("ddp", "fsdp", "hybrid"), ("K=1", "K=4")),
-        (2, ("ddp", "fsdp"), ("stagger", "geometry_decay", "KFAC", "MuonQK")),
+        (2, ("ddp", "fsdp"), ("stagger", "geometry_decay", "blocks", "KFAC", "MuonQK")),
     ],
     ids=["1", "2", "4", "other methods"],
 )

@@ -67,9 +67,14 @@ def small() -> nn.Module:
     return CONFIGURATIONS["character"].build()
 
 
-def bytes_of_steps(place: Place, kind: str, method: str, steps: int, work: str) -> list[float]:
+Sent = tuple[str, str, str, dict[str, Any]]  # wrapper, method, work and settings
+CUT = {"block_size": 50, "max_side": 200, "long_sides": "diagonal"}
+
+
+def bytes_of_steps(place: Place, case: Sent, steps: int) -> list[float]:
+    kind, method, work, changes = case
     model = wrapped(small(), kind)
-    settings = {} if work == "shared" else {"work": work}
+    settings = {**changes, **({} if work == "shared" else {"work": work})}
     optimizer = optimizers.build(method, model, 1e-3, 1e-3, settings)
     sent = []
     for step in range(steps):
@@ -85,8 +90,8 @@ def bytes_of_steps(place: Place, kind: str, method: str, steps: int, work: str) 
     return sent
 
 
-def all_cases(place: Place, cases: list[tuple[str, str, str]]) -> list[list[float]]:
-    return [bytes_of_steps(place, kind, method, 6, work) for kind, method, work in cases]
+def all_cases(place: Place, cases: list[Sent]) -> list[list[float]]:
+    return [bytes_of_steps(place, case, 6) for case in cases]
 
 
 @pytest.mark.parametrize(
@@ -95,27 +100,28 @@ def all_cases(place: Place, cases: list[tuple[str, str, str]]) -> list[list[floa
         (
             2,
             [
-                ("ddp", "go-muon", "shared"),
-                ("fsdp", "go-muon", "shared"),
-                ("ddp", "go-muon", "replicated"),
-                ("fsdp", "muon", "shared"),
-                ("ddp", "kfac", "shared"),
-                ("fsdp", "muon-qk", "shared"),
-                ("fsdp", "newton-muon", "shared"),
+                ("ddp", "go-muon", "shared", {}),
+                ("fsdp", "go-muon", "shared", {}),
+                ("ddp", "go-muon", "replicated", {}),
+                ("fsdp", "muon", "shared", {}),
+                ("ddp", "kfac", "shared", {}),
+                ("fsdp", "muon-qk", "shared", {}),
+                ("fsdp", "newton-muon", "shared", {}),
+                ("ddp", "go-muon", "replicated", CUT),
+                ("fsdp", "go-muon", "shared", CUT),
+                ("ddp", "kfac", "shared", CUT),
             ],
         ),
-        (4, [("hybrid", "go-muon", "shared"), ("fsdp", "go-muon", "shared")]),
+        (4, [("hybrid", "go-muon", "shared", {}), ("fsdp", "go-muon", "shared", {})]),
     ],
     ids=["2", "4"],
 )
-def test_bytes_per_step_are_the_plans(
-    size: int, cases: list[tuple[str, str, str]], tmp_path: Path
-) -> None:
+def test_bytes_per_step_are_the_plans(size: int, cases: list[Sent], tmp_path: Path) -> None:
     answers = launch(size, all_cases, tmp_path, cases=cases)
     about = planned_model.published_model("character", tokens=None, dtype="float32")
-    for index, (kind, method, work) in enumerate(cases):
+    for index, (kind, method, work, changes) in enumerate(cases):
         ranks = RankLayout(MESHES[kind](size), replicate=work == "replicated")
-        figures = estimate_cost(method, about, ranks, {})
+        figures = estimate_cost(method, about, ranks, changes)
         for step in range(1, 6):
             sent = [answer[index][step - 1] for answer in answers]
             every = figures.refresh_every

@@ -26,8 +26,12 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {},
         {"input_decay": 0.9, "shrinkage": {"damping": 0.1}},
         {"alpha": (0.0, 0.25), "geometry_decay": True, "weight_decay": 0.1},
+        {"block_size": 7, "input_decay": 0.9},
+        {"block_size": 5, "max_side": 16, "long_sides": "diagonal"},
     ],
-    "KFAC": [{"statistics_every": 3}],
+    "KFAC": [{"statistics_every": 3}, {"block_size": 7}],
+    "KFACMuon": [{}, {"block_size": 7}],
+    "NewtonMuon": [{}, {"block_size": 7}],
     "Shampoo": [
         {"statistics_every": 3, "block_size": 10},
         {"graft": "adagrad", "factor_decay": 1.0},

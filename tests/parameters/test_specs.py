@@ -1,5 +1,7 @@
 """Heads, fused projections, blocks and transposed weights: each block is a matrix of its own."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -189,9 +191,17 @@ def test_what_cannot_be_cut_is_refused_at_construction() -> None:
     with pytest.raises(ValueError, match=r"'conv.weight' is a convolution with 2 groups.*4 × 1"):
         GoMuon(Odd(), specs={"conv.weight": LayerSpec(heads=4)})
     with pytest.raises(
-        ValueError, match=r"block=4 of 'linear.weight' is not possible with captured moments"
+        ValueError, match=r"inputs='diagonal' in the LayerSpec of 'linear.weight' is for methods"
     ):
-        GoMuon(Odd(), specs={"linear.weight": LayerSpec(block=4)})
+        Muon(Odd(), specs={"linear.weight": LayerSpec(inputs="diagonal")})
+    wrong: Any
+    for wrong in (0, -1, 2.5, True, "blocks", [4]):
+        with pytest.raises(
+            ValueError, match=r"outputs in the LayerSpec of 'linear.weight' must be None, a whole"
+        ):
+            GoMuon(Odd(), specs={"linear.weight": LayerSpec(outputs=wrong)})
+        with pytest.raises(ValueError, match=r"block in the LayerSpec of 'linear.weight' must be"):
+            Shampoo(Odd(), specs={"linear.weight": LayerSpec(block=wrong)})
     with pytest.raises(ValueError, match=r"'scale' is a scalar"):
         GoMuon(Odd(), specs={"scale": LayerSpec()})
     Muon(Odd(), specs={"linear.weight": LayerSpec(block=4)})

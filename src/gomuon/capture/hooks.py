@@ -1,5 +1,6 @@
 """The hooks placed on a model: one on each captured layer, and one that detects DDP."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -15,16 +16,26 @@ from gomuon.capture.tap import Probe, Tap, in_backward
 from gomuon.functional.linalg import working_dtype
 from gomuon.moments import Moment, Shape
 from gomuon.parameters.rows import Rows, can_capture
+from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm, SumCut
 
 
 @dataclass(frozen=True)
 class CapturedModule:
-    """A module to capture: how to read its rows, and the shapes of its two moments."""
+    """A module to capture: how to read its rows, and the shapes of its moments if not cut."""
 
     module: nn.Module
     rows: Rows
     inputs: Shape
     gradients: Shape
+
+    def cuts(self, forms: tuple[SideForm, SideForm]) -> tuple[SumCut, SumCut]:
+        """How inputs and gradients are cut, given the forms of the left and right factors."""
+        left, right = forms
+        return _cut(self.inputs, right, RIGHT), _cut(self.gradients, left, LEFT)
+
+
+def _cut(whole: Shape, form: SideForm, where: int) -> SumCut:
+    return SumCut(math.prod(whole[:-1]) // form.side, form, where)
 
 
 class LayerHook(PlacedHook):
@@ -34,6 +45,7 @@ class LayerHook(PlacedHook):
         shared: the gate and the shared inputs of the layer's group.
         weight: the layer's weight.
         captured: the module, and how to read its rows.
+        forms: the forms of its left and right factors.
         inputs: whether to capture Σ x xᵀ.
         gradients: whether to capture Σ δ δᵀ.
         phase: this layer refreshes later by this fraction of the refresh interval.
@@ -45,6 +57,7 @@ class LayerHook(PlacedHook):
         shared: SharedInputs,
         weight: Tensor,
         captured: CapturedModule,
+        forms: tuple[SideForm, SideForm],
         *,
         inputs: bool,
         gradients: bool,
@@ -58,7 +71,9 @@ class LayerHook(PlacedHook):
         self.wants_inputs = inputs
         self.wants_gradients = gradients
         self.rows = captured.rows
-        self.shapes = (captured.inputs, captured.gradients)
+        self.cuts = captured.cuts(forms)
+        self.shapes = tuple(cut.shape for cut in self.cuts)
+        self._whole = (captured.inputs, captured.gradients)
         self.substitute: Moment | None = None
         self.weight = weight
         self._sharded = sharded
@@ -101,6 +116,7 @@ class LayerHook(PlacedHook):
             x if self.wants_inputs else None,
             mask,
             self.rows,
+            self.cuts,
             *(self._input_leaves(x, mask) if self.wants_inputs else [None] * 4),
             *(self._gradient_leaves(mask) if self.wants_gradients else [None] * 3),
         )
@@ -108,7 +124,7 @@ class LayerHook(PlacedHook):
 
     def _can_read(self, x: Tensor, output: Tensor, device: torch.device) -> bool:
         """Whether x and output have one row per use of the weight. In a subclass they may not."""
-        inputs, gradients = self.shapes
+        inputs, gradients = self._whole
         if not (can_capture(output, device) and self.rows.fits_output(output, gradients)):
             return False
         if not self.wants_inputs:

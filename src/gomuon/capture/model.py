@@ -12,12 +12,14 @@ from gomuon.capture.hooks import CapturedModule, LayerHook
 from gomuon.capture.placed import remove_inert_hooks
 from gomuon.capture.shared_inputs import SharedInputs, Term
 from gomuon.capture.tap import moment_of
+from gomuon.functional.linalg import identity_like
 from gomuon.moments import Moment, MomentShapes, Statistics, stacked_counts
 from gomuon.parameters.groups import is_matrix
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded
+from gomuon.parameters.side_forms import LONG_SIDES, SideForm
 from gomuon.parameters.specs import DEFAULT_SPEC
 
 Group = Mapping[str, Any]
@@ -55,10 +57,15 @@ class GroupCapture:
         self.placed_for: object = None  # the settings its hooks were placed for
         self._hooks: dict[Tensor, list[LayerHook]] = {}
 
+    def __contains__(self, parameter: Tensor) -> bool:
+        """Whether anything is captured for this parameter."""
+        return parameter in self._hooks
+
     def place(
         self,
         parameter: Tensor,
         modules: Iterable[CapturedModule],
+        forms: tuple[SideForm, SideForm],
         *,
         inputs: bool,
         gradients: bool,
@@ -71,6 +78,7 @@ class GroupCapture:
                 self.shared,
                 parameter,
                 captured,
+                forms,
                 inputs=inputs,
                 gradients=gradients,
                 phase=phase,
@@ -125,9 +133,10 @@ class GroupCapture:
         def moment(shape: tuple[int, ...] | None) -> Moment | None:
             if shape is None:
                 return None
-            rows = torch.tensor(float(shape[-1]), dtype=torch.float64, device="cpu")
-            eye = torch.eye(shape[-1], dtype=dtype, device=device)
-            return Moment(shape[-1] * eye.expand(shape), rows, rows)
+            side = max(shape[-2:])
+            rows = torch.tensor(float(side), dtype=torch.float64, device="cpu")
+            like = torch.empty((), dtype=dtype, device=device).expand(shape)
+            return Moment(side * identity_like(like).expand(shape), rows, rows)
 
         inputs, gradients = self._wanted(hooks[0])
         return Statistics(moment(inputs), moment(gradients))
@@ -214,6 +223,24 @@ class ModelCapture:
         """Whether anything is captured for a group."""
         return any(self._sides(group))
 
+    def sides_of(self, parameter: Tensor, group: Group) -> tuple[bool, bool]:
+        """Whether (output gradients, inputs) are captured for a matrix of a group."""
+        left, right = (form.kind != "identity" for form in self._layout.forms_of(parameter, group))
+        gradients, inputs = self._sides(group)
+        return gradients and left, inputs and right
+
+    def geometry(self, groups: Sequence[Group]) -> dict[Tensor, str]:
+        """What is captured of every matrix, in words for the routing table."""
+        found: dict[Tensor, str] = {}
+        joined = {spec.bias for spec in self._layout.specs.values()}
+        for capture, group in zip(self.groups, groups, strict=True):
+            for p in group["params"] if self._layout.captured and self.captures(group) else ():
+                if is_matrix(group, p) and p not in joined and p.ndim and p.numel():
+                    known = p in capture or not any(self.sides_of(p, group))
+                    text = self._layout.describe(p, group, self._sides(group))
+                    found[p] = text if known else "identity (not captured)"
+        return found
+
     def place(self, index: int, group: Group) -> None:
         """Remove a group's hooks and place new ones."""
         capture, layout = self.groups[index], self._layout
@@ -221,8 +248,7 @@ class ModelCapture:
         capture.placed_for = self._settings(group)
         for parameter in group["params"]:
             layout.phases.pop(parameter, None)
-        gradients, inputs = self._sides(group)
-        if self.model is None or not (gradients or inputs):
+        if self.model is None or not self.captures(group):
             return
 
         def sampling(weight: Tensor) -> Sampling:
@@ -232,13 +258,21 @@ class ModelCapture:
             return Sampling(*settings, ones=spec.bias is not None, rows=rows)
 
         modules = captured_modules(self.model, sampling)
-        captured = [p for p in group["params"] if is_matrix(group, p) and p in modules]
+        captured = [
+            p
+            for p in group["params"]
+            if is_matrix(group, p) and p in modules and any(self.sides_of(p, group))
+        ]
+        forms = [layout.forms_of(parameter, group) for parameter in captured]
         if group.get("stagger"):
-            layout.phases.update(zip(captured, spread_phases(captured), strict=True))
-        for parameter in captured:
+            phases = spread_phases([*map(refresh_cost, captured, forms)])
+            layout.phases.update(zip(captured, phases, strict=True))
+        for parameter, both in zip(captured, forms, strict=True):
+            gradients, inputs = self.sides_of(parameter, group)
             capture.place(
                 parameter,
                 modules[parameter],
+                both,
                 inputs=inputs,
                 gradients=gradients,
                 phase=layout.phases.get(parameter, 0.0),
@@ -247,7 +281,7 @@ class ModelCapture:
 
     def _settings(self, group: Group) -> tuple[Any, ...]:
         """The settings that a group's hooks depend on."""
-        names = ("rows", "token_stride", "token_skip", "reduce", "stagger")
+        names = ("rows", "token_stride", "token_skip", "reduce", "stagger", *LONG_SIDES)
         return (*self._sides(group), *(group.get(name) for name in names))
 
     def gate(self, groups: Sequence[Group]) -> list[int]:
@@ -313,15 +347,21 @@ def remove_hooks(groups: Iterable[GroupCapture]) -> None:
         capture.remove()
 
 
-def spread_phases(parameters: Sequence[Tensor]) -> list[float]:
+def spread_phases(costs: Sequence[float]) -> list[float]:
     """Phases in [0, 1) that spread the cost of refreshes evenly over an interval.
 
     Phases follow the model's order, so neighbours, which may share inputs, mostly stay together.
     """
-    sides = [(p.shape[0], p.numel() // p.shape[0]) for p in parameters]
-    costs = [float(m**3 + n**3) for m, n in sides]
     middles = [sum(costs[:i]) + cost / 2 for i, cost in enumerate(costs)]
     return [middle / sum(costs) for middle in middles]
+
+
+def refresh_cost(parameter: Tensor, forms: tuple[SideForm, SideForm]) -> float:
+    """About the operations of a refresh, for every matrix m³ + n³; only ratios matter."""
+    left, right = forms
+    matrices = max(1.0, parameter.numel() / (left.side * right.side))
+    roots = sum(form.blocks * form.size**3 for form in forms if form.kind == "matrix")
+    return matrices * max(1, roots)
 
 
 def _gradients(hook: LayerHook, loss_scale: float) -> Moment | None:

@@ -119,6 +119,7 @@ class SharedInputs:
             and known.leader is not hook
             and known.leader.rows == hook.rows
             and known.mask is mask
+            and known.leader.cuts[0] == hook.cuts[0]
             and self._is_active(known)
         ):
             return known

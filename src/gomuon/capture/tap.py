@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gomuon.moments import Moment, Shape, count_dtype, stacked_counts
 from gomuon.parameters.rows import Rows, moment
+from gomuon.parameters.side_forms import SumCut
 
 _CPU = torch.device("cpu")
 
@@ -76,6 +77,7 @@ class Tap(torch.autograd.Function):
         x: Tensor | None,
         mask: Tensor | None,
         rows: Rows,
+        cuts: tuple[SumCut, SumCut],
         forms: Callable[[], bool] | None,
         *leaves: Tensor | None,
     ) -> Tensor:
@@ -86,7 +88,7 @@ class Tap(torch.autograd.Function):
         # Not saved with x: activation checkpointing saves x again, perhaps under another mask. A
         # copy, because the user may write to the mask.
         ctx.mask = None if mask is None or traced else mask.clone()
-        ctx.rows, ctx.forms = rows, forms
+        ctx.rows, ctx.cuts, ctx.forms = rows, cuts, forms
         ctx.dtypes = tuple(None if probe is None else probe.dtype for probe in leaves)
         # Not a view: in-place activations may write to it. Nothing else keeps y alive.
         return y.clone()
@@ -115,10 +117,11 @@ class Tap(torch.autograd.Function):
             counted = torch.stack([wanted.sum(dtype=exact), mask.sum(dtype=exact)])
         elif inputs_counted or gradients_counted:
             counted = _pair(numbers, count_dtype(g.device), g.device)
-        A = None if rows_x is None else moment(rows_x, inputs_dtype)  # (9) Σ x xᵀ
-        B = None if rows_g is None else moment(rows_g, gradients_dtype)  # (9) Σ δ δᵀ
+        of_x, of_g = ctx.cuts
+        A = None if rows_x is None else moment(rows_x, inputs_dtype, of_x)  # (9) Σ x xᵀ
+        B = None if rows_g is None else moment(rows_g, gradients_dtype, of_g)  # (9) Σ δ δᵀ
         return (
-            *(g, None, None, None, None),
+            *(g, None, None, None, None, None),
             *(A, known if inputs_known else None, counted if inputs_counted and forms else None),
             *(B, known if gradients_known else None, counted if gradients_counted else None),
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gomuon.errors import describe_value
-from gomuon.functional.linalg import working_dtype
+from gomuon.functional.linalg import is_diagonal, working_dtype
 from gomuon.parameters.sharding import local
 from gomuon.parameters.state import TOGETHER, Count, Cut, Entry, Memory, Side, Steps
 
@@ -159,34 +159,34 @@ def _check_memory(what: str, value: Tensor, entry: Memory, target: CheckedParame
 
 def _check_side(what: str, value: Tensor, entry: Side, target: CheckedParameter) -> None:
     shape, tiling = tuple(value.shape), target.cut.tiling
-    possible = entry.is_possible(shape)
+    low, high = entry.lengths(shape)
     if tiling is None:
-        if not possible:
+        if not high:
             raise ValueError(
                 f"{what} has shape {shape} in the checkpoint; expected a shape such as "
                 "[blocks, d, d]"
             )
         return
-    allowed = entry.shapes(tiling)
-    if shape in allowed:
+    if entry.allows(shape, tiling):
         return
     d = tiling[2 + entry.side]
-    found = max(shape[1:]) if possible else d
-    if found != d:
+    if high and not low <= d <= high:
         raise ValueError(
-            f"{what} is for matrices with a side of {found} in the checkpoint, but here that side "
+            f"{what} is for matrices with a side of {high} in the checkpoint, but here that side "
             f"is {d}; load it with the specs and the block_size it was saved with"
         )
     raise ValueError(
         f"{what} has shape {shape} in the checkpoint; expected "
-        f"{' or '.join(map(str, dict.fromkeys(allowed)))}"
+        f"{' or '.join(map(str, dict.fromkeys(entry.shapes(tiling))))}"
     )
 
 
 def _factor_defect(S: Tensor, *, definite: bool) -> str | None:
-    """Why matrices [b, d, d] cannot be averages of squares; None if they can (up to rounding)."""
+    """Why matrices [..., d, d] cannot be averages of squares; None if they can (up to rounding)."""
     if not S.numel():
         return None
+    if is_diagonal(S):
+        return "negative" if (S < 0).any() else None
     S = S.cpu() if S.device.type == "mps" else S
     S = S if S.dtype == torch.float64 else S.float()
     largest = S.abs().amax(dim=(-2, -1), keepdim=True)

@@ -10,6 +10,9 @@ import heapq
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
+# (number, side) of the square matrices that the maps of a matrix are made of.
+MapSizes = Sequence[tuple[int, int]]
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -48,20 +51,21 @@ def matrix_cost(
     m: int,
     n: int,
     refresh_every: int | None,
-    sides: tuple[bool, bool] = (True, True),
+    maps: MapSizes | None = None,
 ) -> float:
     """The cost of a matrix when owners are chosen: its polar factor, and its roots every K steps.
 
-    Approximately its FLOPs; only ratios matter. `sides` says which of (left, right) have maps.
+    Approximately its FLOPs; only ratios matter. Without `maps` both sides have whole ones.
     """
     small, large = min(m, n), max(m, n)
     # The steps of the fast polar factor. An SVD has fewer operations, but slower ones.
     step = 6 * (4 * large * small**2 + 2 * small**3)
     if refresh_every is None:
         return float(blocks * step)
-    mapped = [side for side, has_map in zip((m, n), sides, strict=True) if has_map]
-    products = 4 * m * n * sum(mapped)
-    return blocks * (step + products + 11 * sum(side**3 for side in mapped) / refresh_every)
+    maps = ((1, m), (1, n)) if maps is None else maps
+    products = 4 * m * n * sum(size for _, size in maps)
+    roots = 11 * sum(count * size**3 for count, size in maps)
+    return blocks * (step + products + roots / refresh_every)
 
 
 def assign(costs: Sequence[float], ranks: int) -> list[int]:
@@ -95,16 +99,17 @@ def owners_of(
     ranks: int,
     *,
     together: bool,
-    sides: tuple[bool, bool] = (True, True),
+    maps: Sequence[MapSizes | None] | None = None,
 ) -> list[int]:
     """An owner for every matrix of a group, given by name and (blocks, rows, columns).
 
-    `together` gives siblings one owner, for methods whose layers share factors or weights. `sides`
-    says which of (left, right) have maps.
+    `together` gives siblings one owner, for methods whose layers share factors or weights. `maps`
+    are those of each matrix, see `matrix_cost`.
     """
     alone = [[index] for index in range(len(names))]
     units = siblings(names, [n for _, _, n in shapes]) if together else alone
-    costs = [sum(matrix_cost(*shapes[i], refresh_every, sides) for i in unit) for unit in units]
+    each = [None] * len(names) if maps is None else maps
+    costs = [sum(matrix_cost(*shapes[i], refresh_every, each[i]) for i in unit) for unit in units]
     owners = [0] * len(names)
     for unit, owner in zip(units, assign(costs, ranks), strict=True):
         for index in unit:

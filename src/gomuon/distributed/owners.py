@@ -30,6 +30,7 @@ from gomuon.moments import MomentShapes, Shape, Statistics
 from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.layout import Layout, MatrixParameter
 from gomuon.parameters.sharding import local, local_gradient
+from gomuon.parameters.side_forms import captured_maps
 from gomuon.parameters.stacks import Layer, Participants
 from gomuon.parameters.state import COUNT, keep_only_count
 
@@ -262,7 +263,9 @@ def choose_owners(
             settings.get("refresh_every"),
             ranks,
             together=geometry.reads_weights or any(captured),
-            sides=captured if any(captured) else (True, True),
+            maps=[captured_maps(matrix.forms, captured) for matrix in matrices]
+            if any(captured)
+            else None,
         )
         owners.update(zip([m.parameter for m in matrices], chosen, strict=True))
     for weight, spec in layout.specs.items():

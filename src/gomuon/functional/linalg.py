@@ -88,9 +88,16 @@ def over_batch(
     if X.ndim == 2:
         return tuple(function(X, *more))
     leading = X.shape[:-2]
-    flat = (None if t is None else t.expand(*leading, *t.shape[-2:]).flatten(0, -3) for t in more)
+    flat = (None if t is None else _flat_batch(t, leading) for t in more)
     results = spread(lambda *parts: tuple(function(*parts)), X.flatten(0, -3), *flat)
     return tuple(result.unflatten(0, leading) for result in results)
+
+
+def _flat_batch(t: Tensor, leading: torch.Size) -> Tensor:
+    """A map for every matrix of a batch with these leading dimensions, [b, …]."""
+    batched = t.ndim >= len(leading) + 2 and t.shape[: len(leading)] == leading
+    t = t if batched else t.expand(*leading, *t.shape[-2:])
+    return t.flatten(0, len(leading) - 1)  # what is left may be blocks, [k, s, s]
 
 
 def symmetric_product(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -182,13 +189,22 @@ def working_dtype(tensor: Tensor) -> torch.dtype:
     return torch.float64 if tensor.dtype == torch.float64 else torch.float32
 
 
+def is_diagonal(S: Tensor) -> bool:
+    """Whether S is only a diagonal, [..., d, 1] or [..., 1, d]; see `block_diagonal.py`."""
+    return S.shape[-1] != S.shape[-2]
+
+
 def identity_like(S: Tensor) -> Tensor:
-    """The identity of S's size, [d, d]."""
+    """The identity of S's size, [d, d]; ones if S is a diagonal."""
+    if is_diagonal(S):
+        return torch.ones(S.shape[-2:], dtype=S.dtype, device=S.device)
     return torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
 
 
 def trace_mean(S: Tensor) -> Tensor:
     """tr(S)/d, [..., 1, 1]."""
+    if is_diagonal(S):
+        return S.mean(dim=(-2, -1), keepdim=True)
     return S.diagonal(dim1=-2, dim2=-1).mean(-1)[..., None, None]
 
 

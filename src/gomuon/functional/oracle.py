@@ -1,6 +1,8 @@
 """The matched spectral oracle (Theorem 1) and related functions.
 
 `left` and `right` are the maps P_B [..., m, m] and P_A [..., n, n]; None stands for the identity.
+`matched_direction`, `inside_only_direction` and `preconditioned` also take the block-diagonal and
+diagonal maps of `block_diagonal.py`, one for each matrix of a batch.
 The functions with the same names in `gomuon.functional` check and document the arguments.
 """
 
@@ -9,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from gomuon.functional.block_diagonal import left_product, right_product
 from gomuon.functional.linalg import attempt, over_batch
 from gomuon.functional.polar_factor import PolarMethod, polar
 
@@ -52,9 +55,9 @@ def weighted_norm(D: Tensor, left: Tensor | None, right: Tensor | None) -> Tenso
 
 
 def preconditioned(X: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
-    """P_B X P_A; C of Equation (2) for X = M."""
-    X = X if left is None else left @ X
-    return X if right is None else X @ right
+    """P_B X P_A; C of Equation (2) for X = M. Maps may be block-diagonal or diagonal."""
+    X = X if left is None else left_product(left, X)
+    return X if right is None else right_product(X, right)
 
 
 def rank_of(Q: Tensor) -> Tensor:

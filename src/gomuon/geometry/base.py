@@ -21,12 +21,15 @@ class Geometry:
         entries: its entries in a layer's state.
         reads_weights: whether it reads weights. Then ranks with sharded weights gather them.
         acts_after: whether `after` does anything.
+        uses_moments: whether its factors are captured moments. Then `block_size` cuts factors,
+            otherwise it cuts matrices.
     """
 
     description: str = "none"
     entries: ClassVar[Entries] = {}
     reads_weights: ClassVar[bool] = False
     acts_after: ClassVar[bool] = False
+    uses_moments: ClassVar[bool] = False
 
     def captured_sides(self, group: Group) -> tuple[bool, bool]:
         """Whether (output gradients, inputs) are captured."""

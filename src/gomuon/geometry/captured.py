@@ -8,10 +8,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from gomuon.functional.block_diagonal import fill_padding_
 from gomuon.functional.factors import guarded_roots, oas, shrink
-from gomuon.functional.linalg import finite_factors, identity_like, trace_mean
+from gomuon.functional.linalg import finite_factors, identity_like, is_diagonal, trace_mean
 from gomuon.geometry.base import Geometry, Group
 from gomuon.moments import Moment, stacked_counts
+from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
 from gomuon.parameters.stacks import Layer, Stack, group_by_key
 from gomuon.parameters.state import Count, Entries, both_sides
 from gomuon.threads.spreading import concurrently
@@ -51,13 +53,14 @@ class CapturedMoments(Geometry):
     shrunk: bool = False
     description: str = "activation/backward moments"
 
+    uses_moments: ClassVar[bool] = True
     entries: ClassVar[Entries] = {
         "left_seen": Count(of_step=True),
         "right_seen": Count(of_step=True),
-        **both_sides("factor", one_for="strip", numbers="semidefinite"),
-        **both_sides("map", one_for="either"),
-        **both_sides("basis", one_for="either", numbers="cosines"),
-        **both_sides("values", form="values", one_for="either", numbers="not negative"),
+        **both_sides("factor", one_for="strip", numbers="semidefinite", cut=True),
+        **both_sides("map", one_for="either", cut=True),
+        **both_sides("basis", one_for="either", numbers="cosines", cut=True),
+        **both_sides("values", form="values", one_for="either", numbers="not negative", cut=True),
     }
 
     def captured_sides(self, group: Group) -> tuple[bool, bool]:
@@ -86,11 +89,11 @@ class CapturedMoments(Geometry):
         """Factor ← average of factor and this step's moment. Layers that share both do it once."""
         seen = [layer for layer in layers if _may_have_rows(_moment(layer, side))]
         together = group_by_key(
-            seen, lambda l: (id(_moment(l, side)), id(l.state.get(f"{side}_factor")), _cut(l))
+            seen, lambda l: (id(_moment(l, side)), id(l.state.get(f"{side}_factor")))
         )
         failed: list[Layer] = []
         for batch in group_by_key(
-            together, lambda same: (_key(_total(same[0], side)), _cut(same[0]))
+            together, lambda same: (_key(_total(same[0], side)), _form(same[0], side))
         ):
             first = [same[0] for same in batch]
             observed = self._observations(side, first, group)
@@ -107,7 +110,7 @@ class CapturedMoments(Geometry):
         return failed
 
     def _observations(self, side: SideName, layers: Sequence[Layer], group: Group) -> Tensor:
-        """Â or B̂ of each layer, Equation (9), or shrunk, Equation (21); [layers, blocks, d, d]."""
+        """Â or B̂ of each layer, Equation (9), or shrunk, Equation (21); [layers, strips, …]."""
         total = torch.stack([_total(layer, side) for layer in layers])
         count = _counts(layers, side)
         weight = count[(...,) + (None,) * (total.ndim - 1)].to(total.dtype)
@@ -118,19 +121,21 @@ class CapturedMoments(Geometry):
             uses = _uses(layers, side)
             scale = scale * uses.view_as(weight).square().to(total.dtype)
         mean = total * scale  # (9) Â or B̂
-        if mean.ndim == 3:  # a grouped convolution already has one moment per group
-            first = layers[0]
-            mean = _diagonal_blocks(mean, first.rows if side == "left" else first.columns)
+        form = _form(layers[0], side)
+        if mean.ndim == 3:  # neither strips nor blocks
+            mean = mean.unsqueeze(1)
+        elif form.blocks > 1:
+            mean = fill_padding_(mean, form.side)
         if not self.shrunk:
             return mean
-        return _shrunk(mean, count[:, None], group["shrinkage"])  # (21) A_t or B_t
+        return _shrunk(mean, count, group["shrinkage"], form)  # (21) A_t or B_t
 
     def _averaged(self, side: SideName, layer: Layer, observed: Tensor, group: Group) -> Tensor:
         """B̄_t ← β^K B̄ + (1 − β^K) B_t, Equations (22) and (28); the first B_t starts it."""
         beta = group.get(self.inputs_decay if side == "right" else "factor_decay")
         factor = layer.state.get(f"{side}_factor")
         if factor is None and self.start is not None:
-            factor = (self.start * identity_like(observed)).repeat(len(observed), 1, 1)
+            factor = (self.start * identity_like(observed)).expand_as(observed)
         if beta is None:
             return observed
         if factor is None:
@@ -195,8 +200,8 @@ def run_jobs(jobs: Sequence[FactorJob]) -> list[Layer]:
     ]
 
 
-def _cut(layer: Layer) -> tuple[int, int]:
-    return layer.rows, layer.columns
+def _form(layer: Layer, side: SideName) -> SideForm:
+    return layer.forms[LEFT if side == "left" else RIGHT]
 
 
 def _key(S: Tensor) -> tuple[object, ...]:
@@ -238,17 +243,26 @@ def _total(layer: Layer, side: SideName) -> Tensor:
     return _not_none(_moment(layer, side)).total
 
 
-def _shrunk(S: Tensor, count: Tensor, shrinkage: object) -> Tensor:
+def _shrunk(S: Tensor, count: Tensor, shrinkage: object, form: SideForm) -> Tensor:
+    """Every block of S [layers, strips, …] is shrunk as a factor of its own."""
     if shrinkage == "oas":
-        return oas(S, count)[0]
+        return _oas(S, count.view(-1, *[1] * (S.ndim - 3)), form)
+    mean = trace_mean(S) * identity_like(S)
     if isinstance(shrinkage, dict):
-        return S + shrinkage["damping"] * trace_mean(S) * identity_like(S)
+        return S + shrinkage["damping"] * mean
     assert isinstance(shrinkage, (int, float, Tensor))
-    return shrink(S, float(shrinkage))
+    return torch.lerp(S, mean, float(shrinkage)) if is_diagonal(S) else shrink(S, float(shrinkage))
 
 
-def _diagonal_blocks(S: Tensor, blocks: int) -> Tensor:
-    """[b, d, d] -> [b, blocks, d/blocks, d/blocks]."""
-    size = S.shape[-1] // blocks
-    tiles = S.reshape(-1, blocks, size, blocks, size)
-    return tiles.diagonal(dim1=1, dim2=3).movedim(-1, 1)
+def _oas(S: Tensor, count: Tensor, form: SideForm) -> Tensor:
+    """OAS with the length of each block's own piece. A diagonal is left alone.
+
+    A diagonal is a row of blocks of side one, and a number has nothing to be shrunk to.
+    """
+    if form.kind == "diagonal":
+        return S
+    if form.last == form.size:
+        return oas(S, count)[0]
+    first, last = S[..., :-1, :, :], S[..., -1, : form.last, : form.last]
+    intensities = oas(first, count)[1], oas(last, count.squeeze(-1))[1].unsqueeze(-1)
+    return shrink(S, torch.cat(intensities, -1))

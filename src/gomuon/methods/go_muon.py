@@ -99,6 +99,14 @@ class GoMuon(MatrixOptimizer):
         stagger: refresh different layers in different steps of the K, so that no step is slow. A
             layer has identity maps until its first refresh, within the first K steps.
 
+        block_size: a side longer than this is cut into blocks of at most this length, and its
+            factor and map are block-diagonal. Inputs and output gradients are cut before their
+            products, so work, memory and messages fall with the blocks. Each block is shrunk as a
+            factor of its own; the polar factor is that of the whole matrix. None: no side is cut.
+        max_side: a side longer than this has no factor. None: every side has one.
+        long_sides: what such a side has instead: "identity" (nothing is captured) or "diagonal"
+            (E[x²] of each input; OAS leaves it alone). `LayerSpec` chooses for each side.
+
         polar: how the polar factor is computed, see `gomuon.functional.polar`.
         graft: "frobenius" gives D the norm of the polar factor, √min(m, n) at full rank. None
             keeps the norm of the oracle's direction.
@@ -107,7 +115,7 @@ class GoMuon(MatrixOptimizer):
             (.9, .95), eps 1e-8, weight_decay 0.
         routes: overrides of the routing, {pattern: "matrix" | "adamw" | "frozen"} or a function of
             (name, module, parameter).
-        specs: how parameters are cut into matrices, {pattern: LayerSpec}, for heads and fused qkv.
+        specs: how parameters are cut, {pattern: LayerSpec}, for heads, fused qkv and long sides.
         loss_reduction: "mean" if the loss averages over examples, "sum" if it adds them up.
         nonfinite: what to do if a gradient has NaN, infinity or numbers whose squares overflow:
             "raise" an error, "skip" the step, or "allow" it. "allow" does not check gradients, so
@@ -143,6 +151,9 @@ class GoMuon(MatrixOptimizer):
         token_skip: int = 0,
         reduce: bool = False,
         stagger: bool = False,
+        block_size: int | None = 1024,
+        max_side: int | None = None,
+        long_sides: str = "identity",
         polar: PolarMethod = "auto",
         graft: str | None = "frobenius",
         **common: Unpack[Common],
@@ -164,6 +175,9 @@ class GoMuon(MatrixOptimizer):
             token_skip=token_skip,
             reduce=reduce,
             stagger=stagger,
+            block_size=block_size,
+            max_side=max_side,
+            long_sides=long_sides,
             polar=polar,
             graft=graft,
             **common,

@@ -1,14 +1,18 @@
 """K-FAC: the natural gradient in Kronecker factors."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
-from gomuon.functional.linalg import decompose, guarded
+from gomuon.functional.block_diagonal import padded
+from gomuon.functional.linalg import decompose, guarded, is_diagonal
+from gomuon.functional.oracle import preconditioned
 from gomuon.geometry.captured import CapturedMoments, factor_jobs, run_jobs
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.side_forms import LEFT, RIGHT
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
@@ -36,16 +40,21 @@ from gomuon.settings import (
 
 
 def eigen_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
-    """Eigenvectors and eigenvalues of both factors."""
+    """Eigenvectors and eigenvalues of both factors; a diagonal has its eigenvalues only."""
 
     # Packed as one tensor [values; vectors], because `guarded` takes one result per factor.
     def packed(S: Tensor) -> Tensor:
+        if is_diagonal(S):
+            return S
         values, vectors = decompose(torch.linalg.eigh, S)
         return torch.cat([values.unsqueeze(-2), vectors], dim=-2)
 
     def store(side: str, layer: Layer, eigen: Tensor | None) -> bool:
         if eigen is None:
             return False
+        form = layer.forms[LEFT if side == "left" else RIGHT]
+        if form.kind == "diagonal":
+            return layer.set_map(f"{side}_values", eigen.flatten(-2))
         # Rounding can make a zero eigenvalue negative; its products could exceed the damping.
         values, basis = eigen[..., 0, :].clamp_min(0), eigen[..., 1:, :].clone()
         return layer.set_map(f"{side}_values", values) and layer.set_map(f"{side}_basis", basis)
@@ -62,11 +71,18 @@ def natural_gradient(X: Tensor, stack: Stack, group: Group) -> Tensor:
     """D = V_B[(V_Bᵀ X V_A)/(λ_B λ_Aᵀ + damping)]V_Aᵀ."""
     V_B, V_A = stack.map("left_basis"), stack.map("right_basis")
     values_B, values_A = stack.map("left_values"), stack.map("right_values")
-    if V_B is None or V_A is None or values_B is None or values_A is None:
+    if values_B is None and values_A is None:
         return X  # nothing was captured: identity maps, as in every geometry
-    rotated = V_B.mT @ X @ V_A
-    damped = values_B.unsqueeze(-1) * values_A.unsqueeze(-2) + group["damping"]
-    return V_B @ (rotated / damped) @ V_A.mT
+    m, n = X.shape[-2:]
+    # A side that is not captured is the identity, with eigenvalues of one.
+    lambda_B = X.new_ones(len(X), m) if values_B is None else values_B.flatten(1)
+    lambda_A = X.new_ones(len(X), n) if values_A is None else values_A.flatten(1)
+    # In the eigenbasis of a padded block its further coordinates may stand anywhere.
+    X = padded(padded(X, -2, lambda_B.shape[1]), -1, lambda_A.shape[1])
+    rotated = preconditioned(X, None if V_B is None else V_B.mT, V_A)
+    damped = lambda_B.unsqueeze(-1) * lambda_A.unsqueeze(-2) + group["damping"]
+    D = preconditioned(rotated / damped, V_B, None if V_A is None else V_A.mT)
+    return D[..., :m, :n]
 
 
 def kl_clip(pending: Iterable[Pending], group: Group, total: Total) -> Iterator[Pending]:
@@ -84,8 +100,10 @@ def kl_clip(pending: Iterable[Pending], group: Group, total: Total) -> Iterator[
 
 
 def _step_work(x: Matrices, group: Group) -> Work:
-    """Into both eigenbases and back."""
-    return 2 * maps_work(x, True, True) if all(x.captured) else []
+    """Into both eigenbases and back, with padded blocks."""
+    B, A = x.form(LEFT), x.form(RIGHT)
+    whole = replace(x, m=B.blocks * B.size, n=A.blocks * A.size)
+    return 2 * maps_work(whole, *x.captured)
 
 
 def _eigen_work(count: int, d: int) -> Work:
@@ -124,7 +142,8 @@ RECIPE = Recipe(
 class KFAC(MatrixOptimizer):
     """K-FAC, the natural gradient in Kronecker factors, with a KL budget over all layers.
 
-    Biases of linear layers join their weights as a column; inputs then end with a one.
+    Biases of linear layers join their weights as a column; inputs then end with a one. A side
+    without a factor (`max_side`) has eigenvalues of one.
     """
 
     recipe = RECIPE

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gomuon.functional.block_diagonal import diagonal_of
 from gomuon.functional.factors import guarded_roots
-from gomuon.functional.linalg import identity_like, trace_mean
+from gomuon.functional.linalg import identity_like
 from gomuon.geometry.captured import CapturedMoments
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
@@ -27,24 +28,38 @@ from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting, with_default
 
 
 def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
-    """(A + π√λ·I)^(−½) and (B + √λ/π·I)^(−½) with π² = (tr A/n)/(tr B/m)."""
+    """(A + π√λ·I)^(−½) and (B + √λ/π·I)^(−½) with π² = (tr A/n)/(tr B/m).
+
+    The traces are those of whole sides, also if the factors are block-diagonal: every block of A
+    meets every block of B. A side that is not captured is the identity.
+    """
     failed = []
     root = group["damping"] ** 0.5
     for layer in layers:
-        # Per block: every pair of a row's B and a column's A has its own π.
+        # Per matrix: every pair of a row's B and a column's A has its own π.
         A, B = (
             layer.map_per_block("right_factor", "right"),
             layer.map_per_block("left_factor", "left"),
         )
-        if A is None or B is None:
+        left, right = layer.forms
+        unseen = (A is None and right.kind != "identity") or (B is None and left.kind != "identity")
+        like = B if A is None else A
+        if like is None or unseen:
             continue
-        ratio = trace_mean(A) / trace_mean(B)
+        m, n = layer.shape
+        ratio = _mean_eigenvalue(A, n, like) / _mean_eigenvalue(B, m, like)
         pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
-        A, B = A + pi * root * identity_like(A), B + root / pi * identity_like(B)
-        for name, factor in (("right_map", A), ("left_map", B)):
-            if not layer.set_map(name, guarded_roots(factor.unsqueeze(0), 0.5)[0]):
-                failed.append(layer)
+        for name, factor, ridge in (("right_map", A, pi * root), ("left_map", B, root / pi)):
+            if factor is not None:
+                damped = factor + ridge.view(-1, *[1] * (factor.ndim - 1)) * identity_like(factor)
+                if not layer.set_map(name, guarded_roots(damped.unsqueeze(0), 0.5)[0]):
+                    failed.append(layer)
     return failed
+
+
+def _mean_eigenvalue(S: Tensor | None, d: int, like: Tensor) -> Tensor:
+    """tr(S)/d of every matrix, [blocks]; 1 for the identity."""
+    return like.new_ones(len(like)) if S is None else diagonal_of(S, d).mean(-1)
 
 
 def scaled_muon(D: Tensor, stack: Stack, group: Group) -> Tensor:
@@ -78,6 +93,9 @@ RECIPE = Recipe(
 
 @register
 class KFACMuon(MatrixOptimizer):
-    """Matched polar at half power with π-balanced K-FAC-reduce factors and no graft."""
+    """Matched polar at half power with π-balanced K-FAC-reduce factors and no graft.
+
+    π is that of whole sides, also if their factors are block-diagonal (`block_size`).
+    """
 
     recipe = RECIPE

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gomuon.functional.linalg import guarded, identity_like, trace_mean
+from gomuon.functional.linalg import guarded, identity_like, is_diagonal, trace_mean
 from gomuon.functional.oracle import preconditioned
 from gomuon.geometry.captured import CapturedMoments, map_jobs, run_jobs
 from gomuon.optimizer import MatrixOptimizer
@@ -35,11 +35,12 @@ from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting
 
 
 def ridge_inverse_map(layers: Sequence[Layer], group: Group) -> list[Layer]:
-    """P_A = (A + (d·tr(A)/n + 1e-8)·I)⁻¹."""
+    """P_A = (A + (d·tr(A)/n + 1e-8)·I)⁻¹, block by block if A is block-diagonal."""
 
     def inverse(S: Tensor) -> Tensor:
         ridge = group["damping"] * trace_mean(S) + 1e-8
-        return torch.linalg.inv(S + ridge * identity_like(S))
+        damped = S + ridge * identity_like(S)
+        return damped.reciprocal() if is_diagonal(S) else torch.linalg.inv(damped)
 
     return run_jobs(map_jobs(layers, "right", lambda S: guarded(inverse, S)))
 
@@ -84,6 +85,9 @@ RECIPE = Recipe(
 
 @register
 class NewtonMuon(MatrixOptimizer):
-    """Newton-Muon: gradients multiplied by an inverse activation moment before the momentum."""
+    """Newton-Muon: gradients multiplied by an inverse activation moment before the momentum.
+
+    If A is block-diagonal (`block_size`), every block has the ridge of its own trace.
+    """
 
     recipe = RECIPE

@@ -100,7 +100,8 @@ class Shampoo(MatrixOptimizer):
     """Scalable Shampoo: inverse roots of gradient Grams, grafted to another rule's length.
 
     `graft` is "sgd", "adagrad", "rmsprop" or None. Sides above `block_size` are cut into blocks of
-    this size; the last block is filled up with zeros. With `factor_decay=1` Grams are summed.
+    this size, each of them a matrix of its own; the last one is filled up with zeros. With
+    `factor_decay=1` Grams are summed.
     """
 
     recipe = RECIPE

@@ -7,8 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from gomuon.parameters.groups import is_matrix, named
+from gomuon.parameters.recut import Recut
 from gomuon.parameters.routing import RoutingTable
-from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, with_block_size
+from gomuon.parameters.side_forms import SideForm, described
+from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, matrix_sides, with_settings
 from gomuon.parameters.stacks import Layer, move_state_with
 from gomuon.parameters.state import Cut
 
@@ -41,16 +43,30 @@ class Layout:
         table: the routing of the model's parameters.
         specs: how parameters are cut, if not as one matrix.
         phases: for staggered layers, the fraction of the interval by which they refresh later.
+        captured: whether the method captures moments: then `block_size` cuts its factors, otherwise
+            its matrices.
     """
 
     patterns: Mapping[str, LayerSpec] = field(default_factory=dict)
     table: RoutingTable = field(default_factory=RoutingTable)
     specs: dict[Tensor, LayerSpec] = field(default_factory=dict)
     phases: dict[Tensor, float] = field(default_factory=dict)
+    captured: bool = False
 
     def spec_of(self, parameter: Tensor, group: Group) -> LayerSpec:
         """How a parameter is cut in a group with these settings."""
-        return with_block_size(self.specs.get(parameter, DEFAULT_SPEC), group)
+        spec = self.specs.get(parameter, DEFAULT_SPEC)
+        return with_settings(spec, parameter, group, captured=self.captured)
+
+    def forms_of(self, parameter: Tensor, group: Group) -> tuple[SideForm, SideForm]:
+        """The forms of a parameter's factors, left and right."""
+        spec = self.spec_of(parameter, group)
+        return spec.forms(*matrix_sides(parameter, spec))
+
+    def describe(self, parameter: Tensor, group: Group, captured: tuple[bool, bool]) -> str:
+        """A parameter's geometry in words, if (left, right) of its group are captured."""
+        layer = Layer("", parameter, {}, self.spec_of(parameter, group))
+        return described(layer.forms, captured, layer.blocks, group.get("max_side"))
 
     def divided(
         self, index: int, group: Group, state: State
@@ -59,12 +75,15 @@ class Layout:
         matrices: list[MatrixParameter] = []
         others: list[tuple[Tensor, dict[str, Any]]] = []
         joined = {spec.bias for weight, spec in self.specs.items() if weight.grad is not None}
+        recut = Recut()
         for name, parameter in named(group, index):
             if parameter.grad is None or not parameter.numel() or parameter in joined:
                 continue
             entries = state[parameter]
             if is_matrix(group, parameter):
                 spec, phase = self.spec_of(parameter, group), self.phases.get(parameter, 0.0)
+                if self.captured:
+                    recut(entries, spec.forms(*matrix_sides(parameter, spec)))
                 matrices.append(MatrixParameter(name, parameter, entries, spec, phase))
             else:
                 move_state_with(parameter, entries)

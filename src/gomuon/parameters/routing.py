@@ -3,7 +3,7 @@
 import difflib
 import fnmatch
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeVar, get_args
 
 import torch
@@ -24,12 +24,16 @@ _HEAD_NAMES = {"lm_head", "head", "classifier", "output_head", "embed_out", "une
 
 @dataclass(frozen=True)
 class Route:
-    """A parameter, its treatment, and the reason."""
+    """A parameter, its treatment, and the reason.
+
+    `geometry` says which factors a matrix has (outputs × inputs), if its method captures moments.
+    """
 
     name: str
     parameter: Tensor
     treatment: Treatment
     reason: str
+    geometry: str = ""
 
 
 class RoutingTable(tuple[Route, ...]):
@@ -38,16 +42,25 @@ class RoutingTable(tuple[Route, ...]):
     def treated(self, treatment: Treatment) -> list[Route]:
         return [route for route in self if route.treatment == treatment]
 
+    def with_geometry(self, geometry: Mapping[Tensor, str]) -> "RoutingTable":
+        """The table, with the geometry of matrices by parameter."""
+        return RoutingTable(replace(r, geometry=geometry.get(r.parameter, "")) for r in self)
+
     def __str__(self) -> str:
-        header = ("parameter", "shape", "treatment", "reason")
-        rows = [
-            (r.name, "×".join(map(str, r.parameter.shape)) or "scalar", r.treatment, r.reason)
-            for r in self
-        ]
-        widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+        columns: dict[str, list[str]] = {
+            "parameter": [r.name for r in self],
+            "shape": ["×".join(map(str, r.parameter.shape)) or "scalar" for r in self],
+            "treatment": [r.treatment for r in self],
+            "geometry": [r.geometry for r in self],
+            "reason": [r.reason for r in self],
+        }
+        if not any(columns["geometry"]):
+            del columns["geometry"]
+        table = [tuple(columns), *zip(*columns.values(), strict=True)]
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-            for row in (header, *rows)
+            for row in table
         ]
         return "\n".join(lines)
 

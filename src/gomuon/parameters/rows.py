@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from gomuon.functional.linalg import symmetric_product
 from gomuon.parameters.patches import all_patches, patches_at
 from gomuon.parameters.sampling import ALL_ROWS, Sampling
+from gomuon.parameters.side_forms import SumCut
 
 
 @dataclass(frozen=True)
@@ -235,8 +235,8 @@ def _padding(module: Convolution) -> tuple[tuple[int, int], ...]:
     return tuple((int(size), int(size)) for size in module.padding)
 
 
-def moment(rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Σ v vᵀ over rows, [d, d] or [groups, d, d], in `dtype`."""
+def moment(rows: Tensor, dtype: torch.dtype, cut: SumCut) -> Tensor:
+    """Σ v vᵀ over rows in `dtype`, cut into pieces; its shape is `cut.shape`."""
     # A user may call backward inside autocast, which would round the product to bfloat16.
     with torch.autocast(rows.device.type, enabled=False):
-        return symmetric_product(rows, dtype)
+        return cut.moment(rows, dtype)

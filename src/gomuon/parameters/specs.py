@@ -10,6 +10,7 @@ from gomuon.errors import describe_value
 from gomuon.parameters.routing import Route, RoutingTable, plain_name, select
 from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
 from gomuon.parameters.sampling import Sampling
+from gomuon.parameters.side_forms import SideChoice, SideForm, choice_of, form_of
 
 Group = Mapping[str, Any]
 
@@ -24,14 +25,20 @@ class LayerSpec:
         input_heads: the number of heads along the inputs (for an attention's output projection).
         parts: the number of layers fused along the outputs, each with `heads` heads: 3 for a fused
             qkv, or the groups of a convolution.
-        block: instead of a number of blocks, the largest side of a block. The last block is filled
-            up with zeros, which do not change Gram matrices.
+        block: the parameter's own `block_size`. Methods that capture moments cut the factors of
+            both sides with it. All other methods cut the matrix itself, and each block is a matrix
+            of its own; the last one is filled up with zeros, which do not change Gram matrices.
         transposed: the parameter is stored as inputs × outputs.
         partner: the weight that this weight is multiplied with (keys for queries), for geometries
             that use it.
         bias: a bias that joins the matrix as its last column. The inputs then end with a one.
         rows: for captured moments, the largest number of rows of a forward pass that enter them. It
             replaces the group's setting `rows`; None leaves it.
+        outputs: how captured geometry treats the output side of each matrix. A number is the
+            longest side of a block. "whole": it is never cut. "diagonal": only its diagonal is
+            captured. "identity": nothing is captured. None: as `block`, `block_size` and `max_side`
+            say.
+        inputs: the same for the input side.
     """
 
     heads: int = 1
@@ -42,6 +49,8 @@ class LayerSpec:
     partner: Tensor | None = None
     bias: Tensor | None = None
     rows: int | None = None
+    outputs: SideChoice | None = None
+    inputs: SideChoice | None = None
 
     @property
     def row_blocks(self) -> int:
@@ -61,8 +70,14 @@ class LayerSpec:
         high, wide = min(m, self.block), min(n, self.block)
         return -(-m // high), -(-n // wide), high, wide
 
+    def forms(self, m: int, n: int) -> tuple[SideForm, SideForm]:
+        """The forms of the factors of each matrix, left and right."""
+        _, _, high, wide = self.tiling(m, n)
+        return form_of(high, self.outputs), form_of(wide, self.inputs)
+
 
 DEFAULT_SPEC = LayerSpec()
+_FORMS = ("whole", "diagonal", "identity")
 
 
 def check_spec(name: str, parameter: Tensor, spec: LayerSpec) -> None:
@@ -132,13 +147,18 @@ def layer_specs(
     biases: set[Tensor],
     patterns: Mapping[str, LayerSpec],
     *,
-    captured: bool = False,
+    captured: bool,
 ) -> dict[Tensor, LayerSpec]:
     """How parameters are cut into matrices: by module, then by the user's `specs`.
 
+    Args:
+        model: the model.
+        biases: biases that join their weights.
+        patterns: the user's `specs`.
+        captured: whether the method captures moments.
+
     Raises:
-        ValueError: a pattern matches no parameter, or a parameter cannot be cut this way. `block`
-            is not possible with captured moments, which are captured per module.
+        ValueError: a pattern matches no parameter, or a parameter cannot be cut this way.
     """
     specs = module_specs(model, biases)
     names = {plain_name(name): p for name, p in model.named_parameters()}
@@ -152,11 +172,11 @@ def layer_specs(
                 f"{name!r} is a convolution with {own.parts} groups, each of them a matrix; it "
                 f"cannot be cut into {blocks[0]} × {blocks[1]} blocks: leave it out of specs"
             )
-        if captured and spec.block is not None:
-            raise ValueError(
-                f"block={spec.block} of {name!r} is not possible with captured moments; use heads, "
-                "input_heads or parts"
-            )
+        _check_sides(name, spec, captured=captured)
+        if captured and spec.block is not None:  # the factors are cut, not the matrix
+            outputs = spec.block if spec.outputs is None else spec.outputs
+            inputs = spec.block if spec.inputs is None else spec.inputs
+            spec = replace(spec, block=None, outputs=outputs, inputs=inputs)
         # The module decides how a weight is stored and which bias joins it, not the user.
         merged = replace(spec, transposed=own.transposed or spec.transposed, bias=own.bias)
         if own.parts > 1 and blocks == (1, 1):
@@ -166,7 +186,40 @@ def layer_specs(
     return specs
 
 
-def with_block_size(spec: LayerSpec, group: Group) -> LayerSpec:
+def _check_sides(name: str, spec: LayerSpec, *, captured: bool) -> None:
+    """Raise a ValueError if `block`, `outputs` or `inputs` is wrong."""
+    for key, forms in (("block", ()), ("outputs", _FORMS), ("inputs", _FORMS)):
+        value = getattr(spec, key)
+        if value is None:
+            continue
+        is_length = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+        if not is_length and not (isinstance(value, str) and value in forms):
+            choices = "".join(f', "{form}"' for form in forms)
+            raise ValueError(
+                f"{key} in the LayerSpec of {name!r} must be None, a whole number >= 1{choices}, "
+                f"got {describe_value(value)}"
+            )
+        if key != "block" and not captured:
+            raise ValueError(
+                f"{key}={value!r} in the LayerSpec of {name!r} is for methods that capture "
+                "moments, which this one does not; leave it out"
+            )
+
+
+def with_settings(spec: LayerSpec, parameter: Tensor, group: Group, *, captured: bool) -> LayerSpec:
+    """The spec, with what the group's settings say about long sides.
+
+    `captured` says whether the method captures moments. Then `block_size` cuts its factors,
+    otherwise its matrices.
+    """
+    if not captured:
+        return _with_block_size(spec, group)
+    _, _, high, wide = spec.tiling(*matrix_sides(parameter, spec))
+    outputs, inputs = choice_of(high, spec.outputs, group), choice_of(wide, spec.inputs, group)
+    return replace(spec, outputs=outputs, inputs=inputs)
+
+
+def _with_block_size(spec: LayerSpec, group: Group) -> LayerSpec:
     """The spec, cut into blocks of the group's `block_size` if it has this setting."""
     size = group.get("block_size")
     is_uncut = replace(spec, transposed=False, rows=None) == DEFAULT_SPEC

@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gomuon.functional.linalg import working_dtype
+from gomuon.functional.linalg import is_diagonal, working_dtype
 from gomuon.moments import Statistics
+from gomuon.parameters.side_forms import SideForm
 from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, matrix_sides
 
 Item = TypeVar("Item")
@@ -38,6 +39,7 @@ class Layer:
     rows: int = field(init=False)
     columns: int = field(init=False)
     blocks: int = field(init=False)
+    forms: tuple[SideForm, SideForm] = field(init=False)  # of captured factors, left and right
 
     def __post_init__(self) -> None:
         # State and arithmetic are float32 or wider, whatever the parameter's dtype.
@@ -46,6 +48,7 @@ class Layer:
         self.rows, self.columns, *shape = self.spec.tiling(*self._whole_shape)
         self.shape = (shape[0], shape[1])
         self.blocks = self.rows * self.columns
+        self.forms = self.spec.forms(*self._whole_shape)
         move_state_with(self.parameter, self.state)
 
     @property
@@ -338,7 +341,7 @@ def stacked(layers: Iterable[Layer]) -> list[Stack]:
 
 
 def _stacking_key(layer: Layer) -> tuple[object, ...]:
-    return layer.shape, layer.dtype, layer.parameter.device, layer.updates
+    return layer.shape, layer.forms, layer.dtype, layer.parameter.device, layer.updates
 
 
 def group_by_key(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
@@ -385,6 +388,6 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 def _identity_or_ones(like: Tensor, kind: str) -> Tensor:
     """For a layer without geometry: the identity, or ones if the map multiplies elementwise."""
-    if kind in ("map", "basis"):
+    if kind in ("map", "basis") and not is_diagonal(like):
         return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
     return torch.ones_like(like[:1])

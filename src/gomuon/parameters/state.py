@@ -59,34 +59,54 @@ class Side:
             rows (on the right side: the same columns). "either": both are allowed.
         numbers: the allowed values. "cosines" are in [-1, 1], as in an orthonormal basis.
             "definite" is positive definite, because equations are solved with it.
+        cut: the side may be cut into blocks: "matrix" may also be blocks × s × s or a diagonal, and
+            "values" may also be blocks × s.
     """
 
     side: int
     form: Literal["matrix", "values", "diagonal"] = "matrix"
     one_for: Literal["block", "strip", "either"] = "block"
     numbers: Literal["any", "not negative", "cosines", "semidefinite", "definite"] = "any"
+    cut: bool = False
 
     def shapes(self, tiling: tuple[int, int, int, int]) -> list[Shape]:
-        """The allowed shapes, the usual one first."""
-        rows, columns, *sides = tiling
-        strips, blocks, d = (rows, columns)[self.side], rows * columns, sides[self.side]
+        """The allowed shapes of a side that is not cut, the usual one first."""
+        d = tiling[2 + self.side]
+        return [(count, *self._last(d)) for count in self._counts(tiling)]
+
+    def allows(self, shape: Shape, tiling: tuple[int, int, int, int]) -> bool:
+        """Whether a tensor may have this shape."""
+        if shape in self.shapes(tiling):
+            return True
+        low, high = self.lengths(shape)
+        return low <= tiling[2 + self.side] <= high and shape[0] in self._counts(tiling)
+
+    def lengths(self, shape: Shape) -> tuple[int, int]:
+        """The least and the greatest length that a side of this shape may have; (0, 0) for none."""
+        last = shape[1:]
+        if last and last == self._last(d := max(last)):
+            return d, d
+        if self.cut and self.form == "matrix" and last == self._diagonal(max(last, default=0)):
+            return max(last), max(last)
+        blocks = self.cut and len(last) == (3 if self.form == "matrix" else 2) and last[0] > 1
+        if not blocks or (self.form == "matrix" and last[1] != last[2]):
+            return 0, 0
+        return (last[0] - 1) * last[-1] + 1, last[0] * last[-1]
+
+    def _counts(self, tiling: tuple[int, int, int, int]) -> list[int]:
+        rows, columns, *_ = tiling
+        strips, blocks = (rows, columns)[self.side], rows * columns
         counts = {"block": [blocks], "strip": [strips], "either": [strips, blocks]}[self.one_for]
         if self.one_for == "strip" and self.side == 1 and columns == 1:
-            counts = [1, rows]  # each group of a convolution has its own inputs
-        return [(count, *self._last(d)) for count in counts]
-
-    def is_possible(self, shape: Shape) -> bool:
-        """Whether this shape is possible for some cut of the parameter."""
-        if len(shape) < 2:
-            return False
-        d = shape[1] if self.form != "diagonal" or self.side == 0 else shape[-1]
-        return shape[1:] == self._last(d)
+            return [1, rows]  # each group of a convolution has its own inputs
+        return counts
 
     def _last(self, d: int) -> Shape:
-        if self.form == "matrix":
-            return d, d
-        if self.form == "values":
-            return (d,)
+        if self.form == "diagonal":
+            return self._diagonal(d)
+        return (d, d) if self.form == "matrix" else (d,)
+
+    def _diagonal(self, d: int) -> Shape:
         return (1, d) if self.side else (d, 1)
 
 

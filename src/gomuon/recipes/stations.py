@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gomuon.functional.block_diagonal import diagonal_of, right_product, squared
 from gomuon.functional.oracle import frobenius_graft, matched_direction
 from gomuon.functional.polar_factor import polar
 from gomuon.parameters.stacks import Stack
@@ -27,6 +28,7 @@ from gomuon.settings import (
     WHOLE,
     Setting,
     Settings,
+    one_of,
     optional,
     with_defaults,
 )
@@ -182,9 +184,9 @@ def decayed(stack: Stack, group: Group) -> tuple[float | Tensor, Tensor | None]:
     right = stack.map("right_map") if group.get("geometry_decay") else None
     if right is None:
         return 1 - rate, None
-    metric = right @ right
-    mean = metric.diagonal(dim1=-2, dim2=-1).mean(-1)[:, None, None]
-    return 1.0, rate * stack.W @ (metric / mean)
+    metric = squared(right)
+    mean = diagonal_of(metric, stack.shape[1]).mean(-1).view(-1, *[1] * (metric.ndim - 1))
+    return 1.0, right_product(rate * stack.W, metric / mean)
 
 
 # ---- settings that several methods share --------------------------------------------------------
@@ -208,6 +210,9 @@ CAPTURE: Settings = {
     "token_skip": Setting(0, WHOLE),
     "reduce": Setting(False, FLAG),
     "stagger": Setting(False, FLAG),
+    "block_size": Setting(1024, optional(INTERVAL)),
+    "max_side": Setting(None, optional(INTERVAL)),
+    "long_sides": Setting("identity", one_of("identity", "diagonal")),
 }
 CURVATURE: Settings = {
     **CAPTURE,

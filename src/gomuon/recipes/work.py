@@ -15,6 +15,7 @@ from gomuon.functional.polar_express import (
     RECTANGULAR,
     STEPS_PER_GRAM,
 )
+from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
 
 Group = Mapping[str, Any]
 
@@ -97,6 +98,7 @@ class Matrices:
         n: columns of a block.
         float64: the step computes in float64, else in float32.
         captured: whether (left, right) factors of this layer are captured.
+        forms: the forms of the left and right factors; None if both are whole.
         has_partner: whether the layer has a partner weight (`LayerSpec.partner`).
     """
 
@@ -105,7 +107,12 @@ class Matrices:
     n: int
     float64: bool = False
     captured: tuple[bool, bool] = (False, False)
+    forms: tuple[SideForm, SideForm] | None = None
     has_partner: bool = False
+
+    def form(self, where: int) -> SideForm:
+        """The form of a map on the left or right side."""
+        return SideForm((self.m, self.n)[where]) if self.forms is None else self.forms[where]
 
     @property
     def elements(self) -> int:
@@ -133,7 +140,7 @@ class CapturedFactors:
         map_work: of `count` maps made of factors of side d.
         one_for: "factor" if layers that share a factor share its map as well; "layer" if each of
             them keeps a copy of it; "block" if every block of every layer has a map made for it.
-        map_elements: numbers in a map of side d.
+        map_elements: numbers in a map of side d; a diagonal has d.
         keeps_inputs: whether A is kept once its map is made.
     """
 
@@ -225,9 +232,14 @@ def plain_polar_work(x: Matrices, group: Group) -> Work:
 
 
 def maps_work(x: Matrices, left: bool, right: bool) -> Work:
-    """P_B X P_A, with the maps that there are."""
-    work: Work = [Product(x.count, x.m, x.m, x.n)] if left else []
-    return [*work, Product(x.count, x.m, x.n, x.n)] if right else work
+    """P_B X P_A, with the maps that there are. Diagonals multiply elementwise."""
+    B, A = x.form(LEFT), x.form(RIGHT)
+    work: Work = []
+    if left and B.kind == "matrix":
+        work.append(Product(x.count * B.blocks, B.size, B.size, x.n))
+    if right and A.kind == "matrix":
+        work.append(Product(x.count * A.blocks, x.m, A.size, A.size))
+    return work
 
 
 def matched_polar_work(x: Matrices, group: Group) -> Work:
@@ -237,9 +249,11 @@ def matched_polar_work(x: Matrices, group: Group) -> Work:
 
 def decay_work(x: Matrices, group: Group) -> Work:
     """P_A² and W P_A², where `geometry_decay` asks for it."""
-    if not (group.get("geometry_decay") and x.captured[1]):
+    A = x.form(RIGHT)
+    if not (group.get("geometry_decay") and x.captured[1] and A.kind == "matrix"):
         return []
-    return [Product(x.count, x.n, x.n, x.n), Product(x.count, x.m, x.n, x.n)]
+    squares = Product(x.count * A.blocks, A.size, A.size, A.size)
+    return [squares, *maps_work(x, False, True)]
 
 
 def gram_work(x: Matrices, group: Group) -> Work:

@@ -3,8 +3,27 @@
 import torch
 from torch import Tensor
 
-from gomuon.lab.bench.plain_loop import GoMuonMatrix
-from tests.methods.references.plain import Reference, eye, lerp, muon_scale, polar, second_moment
+from gomuon.lab.bench.plain_loop import GoMuonMatrix, oas
+from tests.methods.references.cut_sides import WHOLE
+from tests.methods.references.plain import Reference, eye, lerp, muon_scale, polar
+
+
+class CutGoMuonMatrix(GoMuonMatrix):
+    """The plain loop with factors that are cut: every block is shrunk as a factor of its own."""
+
+    left, right = WHOLE, WHOLE
+
+    def refresh(self, x: Tensor, delta: Tensor) -> None:
+        self.sides = iter((self.right, self.left))  # in the order of the calls below
+        super().refresh(x, delta)
+
+    def regularised(self, rows: Tensor) -> Tensor:
+        side = next(self.sides)
+        S = side.moment(rows)
+        if self.damping is not None:
+            damping = self.damping
+            return side.each(lambda S: S + damping * S.trace() / len(S) * eye(S), S)
+        return S if side.diagonal else side.each(lambda S: oas(S, len(rows)), S)
 
 
 class GoMuon(Reference):
@@ -27,7 +46,7 @@ class GoMuon(Reference):
         graft: str | None = "frobenius",
     ) -> None:
         super().__init__(W, lr, weight_decay)
-        self.matrix = GoMuonMatrix(
+        self.matrix = CutGoMuonMatrix(
             momentum=momentum,
             nesterov=nesterov,
             alpha=alpha,
@@ -51,6 +70,7 @@ class GoMuon(Reference):
         return None
 
     def update(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
+        self.matrix.left, self.matrix.right = self.left, self.right
         if self.matrix.refreshes:
             self.matrix.refresh(x, delta)
         return self.matrix.update(G)
@@ -76,8 +96,11 @@ class NewtonMuon(Reference):
 
     def update(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
         if self.t % self.refresh_every == 0:
-            self.K = self.beta * self.K + (1 - self.beta) * second_moment(x)
-            ridge = self.damping * self.K.trace() / self.n + 1e-8
-            self.inverse = torch.linalg.inv(self.K + ridge * eye(self.K))
+            self.K = self.beta * self.K + (1 - self.beta) * self.right.moment(x)
+            self.inverse = self.right.each(self.inverted, self.K)
         self.M, X = lerp(G @ self.inverse, self.M, self.momentum, self.nesterov)
         return muon_scale(polar(X))
+
+    def inverted(self, K: Tensor) -> Tensor:
+        ridge = self.damping * K.trace() / len(K) + 1e-8
+        return torch.linalg.inv(K + ridge * eye(K))

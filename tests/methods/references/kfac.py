@@ -13,7 +13,6 @@ from tests.methods.references.plain import (
     lerp,
     muon_scale,
     polar,
-    second_moment,
 )
 
 
@@ -45,8 +44,8 @@ class KFAC(Reference):
 
     def natural_gradient(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
         if self.t % self.statistics_every == 0:
-            self.A = self.beta * self.A + (1 - self.beta) * second_moment(x)
-            self.B = self.beta * self.B + (1 - self.beta) * second_moment(delta)
+            self.A = self.beta * self.A + (1 - self.beta) * self.right.moment(x)
+            self.B = self.beta * self.B + (1 - self.beta) * self.left.moment(delta)
         if self.t % self.refresh_every == 0:
             self.lambda_A, self.V_A = torch.linalg.eigh(self.A)
             self.lambda_B, self.V_B = torch.linalg.eigh(self.B)
@@ -109,8 +108,8 @@ class KFACMuon(Reference):
     def refresh(self, x: Tensor, delta: Tensor) -> None:
         """K-FAC-reduce: x averaged and δ summed over positions, one row an example."""
         examples = len(x)
-        A = second_moment(x.reshape(examples, -1, self.n).mean(1))
-        B = second_moment(delta.reshape(examples, -1, self.m).sum(1))
+        A = self.right.moment(x.reshape(examples, -1, self.n).mean(1))
+        B = self.left.moment(delta.reshape(examples, -1, self.m).sum(1))
         if self.t > 0:
             A = self.beta * self.A + (1 - self.beta) * A
             B = self.beta * self.B + (1 - self.beta) * B

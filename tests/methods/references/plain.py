@@ -5,7 +5,8 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from gomuon.lab.bench.plain_loop import inverse_power, muon_scale, polar, second_moment
+from gomuon.lab.bench.plain_loop import inverse_power, muon_scale, polar
+from tests.methods.references.cut_sides import WHOLE
 
 __all__ = [
     "Reference",
@@ -15,7 +16,6 @@ __all__ = [
     "lerp",
     "muon_scale",
     "polar",
-    "second_moment",
 ]
 
 
@@ -24,6 +24,7 @@ class Reference(ABC):
 
     def __init__(self, W: Tensor, lr: float, weight_decay: float = 0.0) -> None:
         self.W, self.lr, self.weight_decay = W.clone(), lr, weight_decay
+        self.left, self.right = WHOLE, WHOLE  # how factors of δ and x are cut
         self.m, self.n = W.shape
         self.t = 0
         self.M = torch.zeros_like(W)

@@ -22,6 +22,7 @@ from gomuon.lab.costs.unit_costs import (
 )
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers
+from gomuon.parameters.side_forms import captured_maps
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.work import StepWork, Work, flops
 
@@ -217,10 +218,15 @@ def _owners(
             settings.get("refresh_every"),
             ranks,
             together=recipe.geometry.reads_weights or any(captured),
-            sides=captured if any(captured) else (True, True),
+            maps=[_map_sizes(layer, captured) for layer in own] if any(captured) else None,
         )
         owners.update(zip(names, chosen, strict=True))
     return owners
+
+
+def _map_sizes(layer: MatrixLayer, captured: tuple[bool, bool]) -> list[tuple[int, int]]:
+    left, right = layer.factors
+    return captured_maps((left.form, right.form), captured)
 
 
 def _apart(
@@ -236,7 +242,7 @@ def _apart(
 
 def _moment_sizes(unit: Sequence[MatrixLayer]) -> tuple[int, ...]:
     """Elements of each captured sum of layers that read one input."""
-    return tuple(count * d * d for count, d, _ in moments_of(unit))
+    return tuple(sums.elements for sums, _ in moments_of(unit))
 
 
 def _unit(layers: Sequence[MatrixLayer], cost: float) -> Unit:

@@ -1,6 +1,6 @@
 """A model's matrices as shapes, and which layers read the same input."""
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,16 +12,44 @@ from gomuon.capture.model import captured_modules
 from gomuon.parameters.routing import Routes, RoutingTable, route
 from gomuon.parameters.rows import ConvRows, Rows
 from gomuon.parameters.sampling import Sampling
+from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
 from gomuon.parameters.specs import (
     DEFAULT_SPEC,
     LayerSpec,
     joined_biases,
     layer_specs,
-    with_block_size,
+    with_settings,
 )
 from gomuon.parameters.stacks import Layer
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.work import Group, Matrices
+
+
+@dataclass(frozen=True)
+class SideFactors:
+    """The captured factors of one side, and the sums they are made of.
+
+    Attributes:
+        strips: the number of factors, each for some of the layer's matrices.
+        form: the form of each of them.
+    """
+
+    strips: int
+    form: SideForm
+
+    @property
+    def squares(self) -> tuple[int, int]:
+        """(count, side) of the square matrices that they consist of; a diagonal has none."""
+        return self.strips * self.form.blocks * (self.form.kind == "matrix"), self.form.size
+
+    @property
+    def elements(self) -> int:
+        return self.elements_of(lambda d: d * d)
+
+    def elements_of(self, square: Callable[[int], int]) -> int:
+        """Numbers in something of this form, given those in a square of side d."""
+        each = self.form.blocks * square(self.form.size)
+        return self.strips * (self.form.side if self.form.kind == "diagonal" else each)
 
 
 @dataclass(frozen=True)
@@ -64,17 +92,11 @@ class MatrixLayer:
         return rows if self.limit is None else min(rows, self.limit * self.calls)
 
     @property
-    def factors(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(count, side) of the captured factors, left and right."""
-        x = self.matrices
-        return (self.rows, x.m), (self.rows if self.grouped else self.columns, x.n)
-
-    @property
-    def moments(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(count, side) of the captured sums; they are cut into blocks only afterwards."""
-        if self.grouped:
-            return self.factors
-        return (1, self.rows * self.matrices.m), (1, self.columns * self.matrices.n)
+    def factors(self) -> tuple[SideFactors, SideFactors]:
+        """The captured factors, left and right."""
+        right_strips = self.rows if self.grouped else self.columns
+        left, right = (self.matrices.form(where) for where in (LEFT, RIGHT))
+        return SideFactors(self.rows, left), SideFactors(right_strips, right)
 
 
 def units_of(layers: Sequence[MatrixLayer]) -> list[list[MatrixLayer]]:
@@ -140,7 +162,12 @@ def find_layers(
     table = recipe.model_use.route(model, table)
     matrices = {entry.parameter for entry in table.treated("matrix")}
     cuts = {
-        **layer_specs(model, matrices if recipe.joins_bias else set(), specs or {}),
+        **layer_specs(
+            model,
+            matrices if recipe.joins_bias else set(),
+            specs or {},
+            captured=recipe.geometry.uses_moments,
+        ),
         **recipe.model_use.specs(model, settings),
     }
     joined = {spec.bias for spec in cuts.values()}
@@ -155,7 +182,8 @@ def find_layers(
     for number, (group, name, parameter, own) in enumerate(_grouped(recipe, table, settings)):
         if parameter in joined or parameter.numel() == 0:
             continue
-        spec = with_block_size(cuts.get(parameter, DEFAULT_SPEC), own)
+        spec = cuts.get(parameter, DEFAULT_SPEC)
+        spec = with_settings(spec, parameter, own, captured=recipe.geometry.uses_moments)
         modules = watched.get(parameter, ())
         seen = InputUse(number) if uses is None else uses.get(parameter)
         captured = recipe.geometry.captured_sides(own)
@@ -192,16 +220,20 @@ def _matrix_layer(
         layer.blocks,
         *layer.shape,
         float64=parameter.dtype == torch.float64,
+        forms=layer.forms,
         has_partner=spec.partner is not None,
     )
     found = MatrixLayer(name, group, settings, tensors, layer.rows, layer.columns, matrices)
-    if seen is None or not modules or not any(captured):
+    gradients, inputs = (
+        side and form.kind != "identity" for side, form in zip(captured, layer.forms, strict=True)
+    )
+    if seen is None or not modules or not (gradients or inputs):
         return found
     return replace(
         found,
-        matrices=replace(matrices, captured=captured),
-        # Whoever reads one tensor in two ways takes two moments of it.
-        reads=(seen.what, tuple(module.rows for module in modules)),
+        matrices=replace(matrices, captured=(gradients, inputs)),
+        # Whoever reads one tensor in two ways, or cuts it in two ways, takes two moments of it.
+        reads=(seen.what, tuple(module.rows for module in modules), layer.columns, layer.forms[1]),
         grouped=isinstance(modules[0].rows, ConvRows) and spec.parts > 1,
         uses=seen.examples if settings.get("reduce") else seen.rows,
         limit=modules[0].rows.sampling.rows,

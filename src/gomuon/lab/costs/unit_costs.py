@@ -4,8 +4,10 @@ A unit is a list of layers that read one input and have one owner; see `layers.u
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from gomuon.lab.costs.layers import MatrixLayer
+from gomuon.lab.costs.layers import MatrixLayer, SideFactors
+from gomuon.parameters.side_forms import LEFT, RIGHT
 from gomuon.recipes.work import CapturedFactors, LayerWork, StepWork, Work, symmetric
 
 STEP_BYTES = 4  # AdamW's own count of steps, one float32 for each parameter
@@ -29,34 +31,39 @@ def renewal_work(unit: Layers, work: StepWork) -> Work:
 
 
 def _maps_made(unit: Layers, factors: CapturedFactors) -> list[tuple[int, int]]:
-    """(count, side) of the maps that are made of captured factors."""
+    """(count, side) of the square maps that are made of captured factors."""
     if factors.one_for == "block":
-        both = [(x.matrices, x.matrices.captured) for x in unit]
-        lefts = [(x.count, x.m) for x, (left, _) in both if left]
-        return lefts + [(x.count, x.n) for x, (_, right) in both if right]
-    lefts = [x.factors[0] for x in unit if x.matrices.captured[0]]
-    return lefts + [x.factors[1] for x in _right_factors(unit)]
+        both = [
+            SideFactors(x.matrices.count, x.factors[w].form) for x in unit for w in _captured(x)
+        ]
+    else:
+        lefts = [x.factors[LEFT] for x in unit if x.matrices.captured[LEFT]]
+        both = lefts + [x.factors[RIGHT] for x in _right_factor(unit)]
+    return [made.squares for made in both]
 
 
-def _right_factors(unit: Layers) -> list[MatrixLayer]:
-    """One layer for each captured right factor: layers that are cut alike share it."""
-    captured = [x for x in unit if x.matrices.captured[1]]
-    return list({(x.rows, x.columns): x for x in reversed(captured)}.values())
+def _captured(layer: MatrixLayer) -> list[int]:
+    """The captured sides."""
+    return [where for where in (LEFT, RIGHT) if layer.matrices.captured[where]]
 
 
-def moments_of(unit: Layers) -> list[tuple[int, int, MatrixLayer]]:
-    """(count, side, layer) of the sums captured of a unit: Σδδᵀ of every layer, Σxxᵀ once."""
-    lefts = [(*x.moments[0], x) for x in unit if x.matrices.captured[0]]
-    rights = [(*x.moments[1], x) for x in unit[:1] if x.matrices.captured[1]]
-    return lefts + rights
+def _right_factor(unit: Layers) -> Layers:
+    """A layer whose right factor all layers of the unit share; none if it is not captured."""
+    return [x for x in unit if x.matrices.captured[RIGHT]][:1]
+
+
+def moments_of(unit: Layers) -> list[tuple[SideFactors, MatrixLayer]]:
+    """The sums captured of a unit with their layer: Σδδᵀ of every layer, Σxxᵀ once."""
+    lefts = [(x.factors[LEFT], x) for x in unit if x.matrices.captured[LEFT]]
+    return lefts + [(x.factors[RIGHT], x) for x in _right_factor(unit)]
 
 
 def moment_work(unit: Layers, passes: float = 1.0) -> Work:
     """What *every* rank multiplies in the backward pass of so many forward passes."""
     return [
         product
-        for count, d, layer in moments_of(unit)
-        for product in symmetric(count, d, layer.sampled_rows(passes))
+        for sums, layer in moments_of(unit)
+        for product in symmetric(*sums.squares, layer.sampled_rows(passes))
     ]
 
 
@@ -69,27 +76,30 @@ def state_elements(unit: Layers, work: StepWork) -> int:
     if work.captured is None:
         return total
     for layer in unit:
-        left, right = layer.matrices.captured
-        count, m = layer.factors[0]
-        total += left * (count * m * m + _map_elements(layer, 0, work.captured))
-        total += right * _map_elements(layer, 1, work.captured)
-    for layer in _right_factors(unit):
-        count, n = layer.factors[1]
-        total += work.captured.keeps_inputs(layer.settings) * count * n * n
-        if work.captured.one_for == "factor" and count != layer.matrices.count:
-            total += count * work.captured.map_elements(n)
+        for where in _captured(layer):
+            total += _map_elements(layer, where, work.captured)
+        if layer.matrices.captured[LEFT]:
+            total += layer.factors[LEFT].elements
+    for layer in _right_factor(unit):
+        right = layer.factors[RIGHT]
+        total += work.captured.keeps_inputs(layer.settings) * right.elements
+        copied = any(right.strips != x.matrices.count for x in unit)
+        if work.captured.one_for == "factor" and copied:
+            total += right.elements_of(work.captured.map_elements)
     return total
 
 
-def _map_elements(layer: MatrixLayer, side: int, factors: CapturedFactors) -> int:
-    """A map for every block, as the step stacks them, and the maps they are copies of, if fewer.
+def _map_elements(layer: MatrixLayer, where: int, factors: CapturedFactors) -> int:
+    """A map for every matrix, as the step stacks them, and the maps they are copies of, if fewer.
 
     Those of the right side are left to the caller where layers share them.
     """
-    blocks, (count, d) = layer.matrices.count, layer.factors[side]
-    shared = side == 1 and factors.one_for == "factor"
-    copied = count != blocks and factors.one_for != "block" and not shared
-    return (blocks + copied * count) * factors.map_elements(d)
+    made = layer.factors[where]
+    shared = where == RIGHT and factors.one_for == "factor"
+    copied = made.strips != layer.matrices.count and factors.one_for != "block" and not shared
+    stacked = replace(made, strips=layer.matrices.count)
+    elements = stacked.elements_of(factors.map_elements)
+    return elements + copied * made.elements_of(factors.map_elements)
 
 
 def adamw_bytes(parameters: Sequence[int], size: int) -> int:
