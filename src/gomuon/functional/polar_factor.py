@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gomuon.functional import linalg
 from gomuon.functional.linalg import (
     decompose,
     finite_matrices,
@@ -188,13 +189,8 @@ def _unit(X: Tensor) -> Tensor:
 # ---- the choice ----------------------------------------------------------------------------------
 
 
-def _decomposes_well(device: torch.device) -> bool:
-    """Whether decompositions are quick there; on accelerators matrix products are quicker."""
-    return device.type == "cpu"
-
-
 def _auto(X: Tensor) -> Tensor:
-    if _decomposes_well(X.device):
+    if linalg.decomposes_well(X.device):
         return _decomposed(X, complete=False)
     return _polar_express(X, _WIDE_STEPS if has_float64(X) else 0)
 

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from gomuon.functional.factors import guarded_roots
 from gomuon.functional.linalg import identity_like, trace_mean
+from gomuon.functional.root_batches import Root, RootBatch
 from gomuon.geometry.captured import CapturedMoments
+from gomuon.geometry.root_jobs import FactorJob, store_map
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.recipes.recipe import Recipe
@@ -15,6 +16,7 @@ from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     CAPTURE,
     MUON,
+    ROOTS,
     Clock,
     Group,
     aspect,
@@ -22,13 +24,20 @@ from gomuon.recipes.stations import (
     matched_polar,
     rate,
 )
-from gomuon.recipes.work import CapturedFactors, StepWork, matched_polar_work, root_work
+from gomuon.recipes.work import (
+    CapturedFactors,
+    Factors,
+    StepWork,
+    Work,
+    matched_polar_work,
+    root_work,
+)
 from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting, with_defaults
 
 
-def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
+def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[FactorJob]:
     """(A + π√λ·I)^(−½) and (B + √λ/π·I)^(−½) with π² = (tr A/n)/(tr B/m)."""
-    failed = []
+    jobs: list[FactorJob] = []
     root = group["damping"] ** 0.5
     for layer in layers:
         # Per block: every pair of a row's B and a column's A has its own π.
@@ -42,14 +51,17 @@ def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
         pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
         A, B = A + pi * root * identity_like(A), B + root / pi * identity_like(B)
         for name, factor in (("right_map", A), ("left_map", B)):
-            if not layer.set_map(name, guarded_roots(factor.unsqueeze(0), 0.5)[0]):
-                failed.append(layer)
-    return failed
+            jobs.append(FactorJob(RootBatch([factor], Root.of(0.5)), [[layer]], store_map(name)))
+    return jobs
 
 
 def scaled_muon(D: Tensor, stack: Stack, group: Group) -> Tensor:
     """c·√max(1, m/n)·D."""
     return group["scale"] * aspect(D) * D
+
+
+def _root_work(x: Factors, group: Group) -> Work:
+    return root_work(x, group, 0.5)
 
 
 RECIPE = Recipe(
@@ -64,6 +76,7 @@ RECIPE = Recipe(
     settings={
         **rate(0.02),
         **MUON,
+        **ROOTS,
         "factor_decay": Setting(0.95, DECAY),
         "damping": Setting(1e-3, NOT_NEGATIVE),
         "refresh_every": Setting(50, INTERVAL),
@@ -72,7 +85,7 @@ RECIPE = Recipe(
     },
     formula="D = P_B·polar(P_B M̂ P_A)·P_A;  P = (factor + π-balanced damping)^−½, no graft",
     origin="LukeTri/kfac-muon; symmetric roots, which give the same update as its Cholesky factors",
-    work=StepWork(matched_polar_work, captured=CapturedFactors(root_work, one_for="block")),
+    work=StepWork(matched_polar_work, captured=CapturedFactors(_root_work, one_for="block")),
 )
 
 

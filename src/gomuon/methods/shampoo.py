@@ -3,15 +3,18 @@
 import torch
 from torch import Tensor
 
-from gomuon.functional.linalg import decompose, guarded, widened
+from gomuon.functional.inverse_roots import inverse_power
+from gomuon.functional.linalg import decompose, widened
 from gomuon.functional.oracle import preconditioned
-from gomuon.geometry.gradient_grams import GradientGrams, inverse_power
+from gomuon.functional.root_batches import Root, RootBatch
+from gomuon.geometry.gradient_grams import GradientGrams
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     MOMENTUM,
+    ROOTS,
     Clock,
     Group,
     gradient,
@@ -33,8 +36,8 @@ from gomuon.recipes.work import (
 from gomuon.settings import INTERVAL, NOT_NEGATIVE, SHARE, Setting, one_of, with_defaults
 
 
-def ridge_roots(S: Tensor, observations: int, group: Group) -> list[Tensor | None]:
-    """(S + ridge·λ_max·I)^(−power)."""
+def ridge_roots(S: Tensor, observations: int, group: Group) -> RootBatch:
+    """(S + ridge·λ_max·I)^(−power), with tr(S⁴)^(1/4) instead of λ_max by products."""
 
     def root(S: Tensor) -> Tensor:
         # In float64, because a ridge of 1e-6 is as small as the rounding errors of float32.
@@ -43,7 +46,7 @@ def ridge_roots(S: Tensor, observations: int, group: Group) -> list[Tensor | Non
         ridged = torch.where(largest > 0, values.clamp_min(0) + group["ridge"] * largest, 1.0)
         return inverse_power(ridged, V, group["power"]).to(S.dtype)
 
-    return guarded(root, S)
+    return RootBatch(S, Root(root, group["power"], group["ridge"]))
 
 
 def grafted_preconditioning(X: Tensor, stack: Stack, group: Group) -> Tensor:
@@ -65,6 +68,10 @@ def _step_work(x: Matrices, group: Group) -> Work:
     return maps_work(x, True, True)
 
 
+def _root_work(x: Matrices, group: Group) -> Work:
+    return both_roots_work(x, group, group["power"], group["ridge"])
+
+
 def _kept(x: Matrices, group: Group) -> Kept:
     kept = momentum_factors_and_maps(x, group)
     averages = group["graft"] in ("adagrad", "rmsprop")
@@ -81,6 +88,7 @@ RECIPE = Recipe(
     settings={
         **rate(1e-2),
         **with_defaults(MOMENTUM, momentum=0.9),
+        **ROOTS,
         "factor_decay": Setting(0.999, SHARE),
         "ridge": Setting(1e-6, NOT_NEGATIVE),
         "power": Setting(0.25, SHARE),
@@ -91,7 +99,7 @@ RECIPE = Recipe(
     },
     formula="D = L^−¼ G R^−¼, grafted to the length of another rule's step, then momentum",
     origin="Anil et al. 2020, google-research scalable_shampoo",
-    work=StepWork(_step_work, observe=gram_work, renew=both_roots_work, keeps=_kept),
+    work=StepWork(_step_work, observe=gram_work, renew=_root_work, keeps=_kept),
 )
 
 

@@ -6,7 +6,7 @@ A unit is a list of layers that read one input and have one owner; see `layers.u
 from collections.abc import Sequence
 
 from gomuon.lab.costs.layers import MatrixLayer
-from gomuon.recipes.work import CapturedFactors, LayerWork, StepWork, Work, symmetric
+from gomuon.recipes.work import CapturedFactors, Factors, LayerWork, StepWork, Work, symmetric
 
 STEP_BYTES = 4  # AdamW's own count of steps, one float32 for each parameter
 Layers = Sequence[MatrixLayer]
@@ -23,19 +23,20 @@ def renewal_work(unit: Layers, work: StepWork) -> Work:
     """What renews the maps, once for a right factor that layers share."""
     made = layers_work(unit, work.renew)
     if work.captured is not None:
-        for count, d in _maps_made(unit, work.captured):
-            made += work.captured.map_work(count, d)
+        for factors in _maps_made(unit, work.captured):
+            made += work.captured.map_work(factors, unit[0].settings)
     return made
 
 
-def _maps_made(unit: Layers, factors: CapturedFactors) -> list[tuple[int, int]]:
-    """(count, side) of the maps that are made of captured factors."""
-    if factors.one_for == "block":
+def _maps_made(unit: Layers, captured: CapturedFactors) -> list[Factors]:
+    """The factors that maps are made of."""
+    float64 = unit[0].matrices.float64
+    if captured.one_for == "block":
         both = [(x.matrices, x.matrices.captured) for x in unit]
-        lefts = [(x.count, x.m) for x, (left, _) in both if left]
-        return lefts + [(x.count, x.n) for x, (_, right) in both if right]
-    lefts = [x.factors[0] for x in unit if x.matrices.captured[0]]
-    return lefts + [x.factors[1] for x in _right_factors(unit)]
+        lefts = [Factors(x.count, x.m, 0, float64) for x, (left, _) in both if left]
+        return lefts + [Factors(x.count, x.n, 1, float64) for x, (_, right) in both if right]
+    lefts = [Factors(*x.factors[0], 0, float64) for x in unit if x.matrices.captured[0]]
+    return lefts + [Factors(*x.factors[1], 1, float64) for x in _right_factors(unit)]
 
 
 def _right_factors(unit: Layers) -> list[MatrixLayer]:
