@@ -133,16 +133,18 @@ def inverse_root(
         method: how the root is computed.
             "eigh": by eigendecomposition. Eigenvalues below d·ε·λ_max are raised to that.
             "products": by matrix products in S's precision, five steps of polynomials for power ¼
-            in float32. With ρ = tr(S⁴)^¼ ≥ λ_max, eigenvalues above 1e-5·ρ (float64: 1e-10·ρ) are
-            inverted to rounding; below, there is a smooth floor: none counts as less than about
-            1e-6·ρ (1e-11·ρ). The power is rounded to a fraction with a denominator of at most 100.
-            Matrices for which this fails (they are far from semi-definite) are decomposed. TF32
-            and bfloat16 products, if you allow them, are switched off meanwhile.
+            in float32. With ρ = tr(S⁴)^¼ ≥ λ_max, eigenvalues above 1e-5·ρ (float64: 1e-9·ρ) are
+            inverted to a relative error of about 1e-5 (1e-10); below, there is a smooth floor: none
+            counts as less than about 1e-6·ρ (1e-10·ρ). The power is rounded to a fraction with a
+            denominator of at most 100. Matrices for which this fails (they are far from
+            semi-definite) are decomposed. If you allow TF32 or bfloat16 for float32 products, it is
+            switched off meanwhile.
             "auto": "eigh" on the CPU, "products" on other devices.
 
-            In float32, "products" keeps more of the small eigenvalues than "eigh".
-        max_condition: a number above 1, or None. ρ/(max_condition − 1) is added to every eigenvalue
-            first, by either method, so that the condition number is at most max_condition.
+            In float32, from a condition number of 1e3 on "products" is the more accurate one.
+        max_condition: a number above 1, or None. λ_max/(max_condition − 1) is added to every
+            eigenvalue first, by either method, so that the condition number is at most
+            max_condition. "products" estimates λ_max to a few per cent.
 
     Returns:
         [..., d, d] symmetric positive definite. The zero matrix gives the identity, because it has

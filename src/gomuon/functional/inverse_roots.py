@@ -23,17 +23,14 @@ def takes_products(method: RootMethod, device: torch.device) -> bool:
 
 
 def shift_of(max_condition: float | None) -> float:
-    """The share of ρ = tr(S⁴)^(1/4) ≥ λ_max that is added to every eigenvalue of S.
-
-    Then the condition number is at most `max_condition`, in both forms of the root.
-    """
+    """The share of λ_max to add to every eigenvalue, so that the condition number is no larger."""
     return 0.0 if max_condition is None else 1 / (float(max_condition) - 1)
 
 
 def inverse_root(
     S: Tensor, power: float, method: RootMethod = "eigh", shift: float = 0.0
 ) -> Tensor:
-    """(S + shift·ρ·I)^(−power) with ρ = tr(S⁴)^(1/4); see `gomuon.functional.inverse_root`.
+    """(S + shift·λ_max·I)^(−power); see `gomuon.functional.inverse_root`.
 
     Power ¼ gives the maps of Equation (29).
     """
@@ -50,7 +47,7 @@ def inverse_root(
 
 
 def decomposed_root(S: Tensor, power: float, shift: float = 0.0) -> Tensor:
-    """(S + shift·ρ·I)^(−power) with eigenvalues of S floored at roundoff scale."""
+    """(S + shift·λ_max·I)^(−power) with eigenvalues floored at roundoff scale."""
     return over_batch(lambda part: (_decomposed_root(part, power, shift),), S)[0]
 
 
@@ -60,11 +57,10 @@ def _decomposed_root(S: Tensor, power: float, shift: float) -> Tensor:
     # Rounding errors are as large as d·ε·λ_max, so smaller eigenvalues have no correct digits.
     limits = torch.finfo(S.dtype)
     floor = (largest * S.shape[-1] * limits.eps).clamp_min(limits.tiny)
-    floored = eigenvalues.clamp_min(floor)
     if shift:
-        length = (floored / largest).pow(4).sum(-1, keepdim=True).pow(0.25)
-        floored = floored + shift * length * largest
-    return inverse_power(torch.where(largest > 0, floored, 1.0), V, power)  # (29)
+        eigenvalues = eigenvalues.clamp_min(0) + shift * largest
+    floored = torch.where(largest > 0, eigenvalues.clamp_min(floor), 1.0)
+    return inverse_power(floored, V, power)  # (29)
 
 
 def inverse_power(values: Tensor, V: Tensor, power: float) -> Tensor:

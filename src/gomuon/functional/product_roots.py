@@ -37,20 +37,22 @@ class _Range:
     tolerance: float
 
 
+# More reach costs more than steps: polynomials for a wide interval take all eigenvalues through
+# small values, where rounding errors weigh more, whatever the matrix's own condition number.
 _RANGES = {
     torch.float32: _Range(reach=1e-5, least=1e-6, tolerance=1e-5),
-    torch.float64: _Range(reach=1e-10, least=1e-12, tolerance=1e-13),
+    torch.float64: _Range(reach=1e-9, least=1e-12, tolerance=1e-11),
 }
 _LARGEST_ORDER = 100
 
 
 def product_root(S: Tensor, power: float, shift: float = 0.0) -> tuple[Tensor, Tensor]:
-    """(S + shift·ρ·I)^(−power) of S [..., d, d], and which of them can be trusted, [...].
+    """(S + shift·λ_max·I)^(−power) of S [..., d, d], and which of them can be trusted, [...].
 
-    ρ = tr(S⁴)^(1/4) is between λ_max and d^(1/4)·λ_max. Eigenvalues above 1e-5·ρ (float64: 1e-10·ρ;
-    with a shift, all that it leaves) are inverted to a relative error of 1e-5 (1e-13) and rounding.
-    Below, there is a smooth floor: no eigenvalue counts as less than about 1e-6·ρ, even if rounding
-    made it negative. The zero matrix gives the identity, because it has no scale.
+    Without a shift, eigenvalues above 1e-5·ρ (float64: 1e-9·ρ) with ρ = tr(S⁴)^(1/4) ≥ λ_max are
+    inverted to a relative error of about 1e-5 (1e-10), if their own rounding errors are not larger.
+    Below, there is a smooth floor: no eigenvalue counts as less than about 1e-6·ρ (1e-10·ρ), even
+    if rounding made it negative. The zero matrix gives the identity, because it has no scale.
 
     A root cannot be trusted if it or S is not finite, or if S has so large negative eigenvalues,
     or its products so large errors, that the iteration diverges.
@@ -59,7 +61,7 @@ def product_root(S: Tensor, power: float, shift: float = 0.0) -> tuple[Tensor, T
         S: symmetric positive semi-definite, float32 or float64.
         power: at least 0. The nearest fraction with a denominator up to 100 is taken, so powers
             with two decimals are exact.
-        shift: at least 0.
+        shift: at least 0. λ_max is estimated by power iteration, to a few per cent.
     """
     times, order = _fraction(power)
     if not (times and S.numel()):
@@ -97,22 +99,41 @@ def product_count(power: float, dtype: torch.dtype, shift: float = 0.0) -> int:
 
 
 def _normalised(S: Tensor, shift: float) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """P = (S + shift·ρ·I)/((1 + shift)·ρ) with eigenvalues in [0, 1], P², and two scales.
+    """P = (S + shift·λ_max·I)/length with eigenvalues in [0, 1], P², and two scales.
 
-    The product of the scales is (1 + shift)·ρ. The first one is zero for the zero matrix.
+    The product of the scales is `length`. The first one is zero for the zero matrix.
     """
-    largest = S.abs().amax(dim=(-2, -1), keepdim=True)  # keeps the squares below in range
-    P = S / torch.where(largest > 0, largest, 1.0)
+    entry = S.abs().amax(dim=(-2, -1), keepdim=True)  # keeps the squares below in range
+    P = S / torch.where(entry > 0, entry, 1.0)
     square = P @ P
+    # (Σλ⁴)^(1/4) is at most d^(1/4) above λ_max, where ‖S‖_F may be d^(1/2) above it.
     length = torch.linalg.matrix_norm(square, keepdim=True).sqrt()
-    length = torch.where(length > 0, length, 1.0) * (1 + shift)
-    P, square = P / length, square / length**2
-    if shift:
-        lifted = shift / (1 + shift)
-        square = square + 2 * lifted * P
-        square.diagonal(dim1=-2, dim2=-1).add_(lifted**2)
-        P.diagonal(dim1=-2, dim2=-1).add_(lifted)
-    return P, square, (largest, length)
+    length = torch.where(length > 0, length, 1.0)
+    if not shift:
+        return P / length, square / length**2, (entry, length)
+    lifted = shift * _largest_eigenvalue(P, square)
+    length = length + lifted
+    square = (square + 2 * lifted * P) / length**2
+    P, lifted = P / length, lifted / length
+    square.diagonal(dim1=-2, dim2=-1).add_(lifted.squeeze(-1) ** 2)
+    P.diagonal(dim1=-2, dim2=-1).add_(lifted.squeeze(-1))
+    return P, square, (entry, length)
+
+
+_POWER_STEPS = 8
+
+
+def _largest_eigenvalue(P: Tensor, square: Tensor) -> Tensor:
+    """λ_max from below, [..., 1, 1], by power iteration with P²."""
+    # The column of P² with the longest diagonal entry has a share of the first eigenvector.
+    first = square.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None]
+    v = torch.take_along_dim(square, first, dim=-1)
+    tiny = torch.finfo(P.dtype).tiny
+    for _ in range(_POWER_STEPS):
+        v = v / torch.linalg.vector_norm(v, dim=-2, keepdim=True).clamp_min(tiny)
+        v = (square * v.mT).sum(-1, keepdim=True)  # P²v; as a product it would be no faster
+    v = v / torch.linalg.vector_norm(v, dim=-2, keepdim=True).clamp_min(tiny)
+    return ((P * v.mT).sum(-1, keepdim=True) * v).sum(-2, keepdim=True)
 
 
 def _evaluated(quadratic: Quadratic, P: Tensor, square: Tensor) -> Tensor:
@@ -160,9 +181,10 @@ def _fraction(power: float) -> tuple[int, int]:
 
 
 def _goal(dtype: torch.dtype, shift: float) -> tuple[float, float]:
-    """The smallest eigenvalue to invert, where the largest is one, and the tolerance."""
+    """The smallest eigenvalue to invert, where the largest is at most one, and the tolerance."""
     known, shift = _RANGES[dtype], float(shift)
-    return max(shift / (1 + shift), known.least) if shift else known.reach, known.tolerance
+    # The largest may be as small as d^(−1/4), but is hardly ever below one half.
+    return max(shift / (2 + shift), known.least) if shift else known.reach, known.tolerance
 
 
 @cache

@@ -25,20 +25,21 @@ class Root:
 
     Attributes:
         decomposed: of a batch, by decomposition.
-        power: products make (S + shift·ρ·I)^(−power) with ρ = tr(S⁴)^(1/4). None: there is no form
-            by products.
-        shift: see `power`.
+        multiplied: the same by products, and which results can be trusted; see `product_root`. None
+            if there is no such form.
     """
 
     decomposed: Callable[[Tensor], Tensor]
-    power: float | None = None
-    shift: float = 0.0
+    multiplied: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
 
     @classmethod
     def of(cls, power: float, max_condition: float | None = None) -> "Root":
         """The inverse root with this power."""
         shift = shift_of(max_condition)
-        return cls(partial(decomposed_root, power=power, shift=shift), power, shift)
+        return cls(
+            partial(decomposed_root, power=power, shift=shift),
+            partial(product_root, power=power, shift=shift),
+        )
 
 
 @dataclass
@@ -61,12 +62,13 @@ class RootBatch:
     trusted: Sequence[int] = field(default=(), init=False)
     decomposed: Sequence[Tensor | None] = field(default=(), init=False)
 
-    def multiply(self, power: float) -> None:
+    def multiply(self) -> None:
         """Take the roots by products. Nothing waits for them."""
+        assert self.root.multiplied is not None
         S = self._stacked(slice(None))
         flat = S.flatten(0, -3)
         pieces = [
-            over_batch(lambda part: product_root(part, power, self.root.shift), piece)
+            over_batch(self.root.multiplied, piece)
             for piece in flat.split(max(1, _AT_ONCE // flat[0].numel()))
         ]
         roots, fine = (torch.cat(parts) for parts in zip(*pieces, strict=True))
@@ -104,9 +106,9 @@ def start_roots(batches: Sequence[RootBatch], method: RootMethod) -> None:
     """Start what is to be taken by products. Nothing waits for the device."""
     with full_float32():
         for batch in batches:
-            power = batch.root.power
-            if power is not None and takes_products(method, batch.factors[0].device):
-                batch.multiply(power)
+            device = batch.factors[0].device
+            if batch.root.multiplied is not None and takes_products(method, device):
+                batch.multiply()
 
 
 def read_roots(batches: Sequence[RootBatch], *more: Tensor) -> list[list[int]]:

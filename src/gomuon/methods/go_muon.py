@@ -115,11 +115,11 @@ class GoMuon(MatrixOptimizer):
             layer has identity maps until its first refresh, within the first K steps.
 
         polar: how the polar factor is computed, see `gomuon.functional.polar`.
-        roots: how P_A and P_B are computed: "eigh", by eigendecomposition; "products", by matrix
-            products alone, which quickly work on accelerators; "auto": products on accelerators,
-            "eigh" on the CPU. See `gomuon.functional.inverse_root`.
+        roots: how P_A and P_B are computed: "eigh" by eigendecomposition, "products" by matrix
+            products alone, "auto" by products on accelerators and by eigh on the CPU. See
+            `gomuon.functional.inverse_root`.
         max_condition: the largest condition number of the matrices whose roots P_A and P_B are, or
-            None. It is reached by adding tr(S⁴)^¼/(max_condition − 1) to all eigenvalues of S.
+            None. For it, λ_max/(max_condition − 1) is added to all eigenvalues.
         graft: "frobenius" gives D the norm of the polar factor, √min(m, n) at full rank. None
             keeps the norm of the oracle's direction.
 

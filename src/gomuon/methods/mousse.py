@@ -6,6 +6,7 @@ from torch import Tensor
 from gomuon.functional.inverse_roots import inverse_power
 from gomuon.functional.linalg import decompose, identity_like, trace_mean
 from gomuon.functional.oracle import inside_only_direction, preconditioned
+from gomuon.functional.product_roots import product_root
 from gomuon.functional.root_batches import Root, RootBatch
 from gomuon.geometry.gradient_grams import GradientGrams
 from gomuon.optimizer import MatrixOptimizer
@@ -47,7 +48,7 @@ from gomuon.settings import (
 def trace_normalised_roots(S: Tensor, observations: int, group: Group) -> RootBatch:
     """Bias-corrected, scaled to mean eigenvalue one, + εI, eigenvalues lifted to ≥ ε; then ^−α.
 
-    By products there is no lifting: eigenvalues have the floor of `product_root`.
+    By products, negative eigenvalues have the floor of `product_root` instead.
     """
 
     def normalised(S: Tensor) -> Tensor:
@@ -61,7 +62,10 @@ def trace_normalised_roots(S: Tensor, observations: int, group: Group) -> RootBa
         shift = (-values[..., :1]).clamp_min(0) + group["epsilon"]
         return inverse_power(values + shift, V, group["alpha"])
 
-    return RootBatch(S, Root(root, group["alpha"]), normalised)
+    def multiplied(S: Tensor) -> tuple[Tensor, Tensor]:
+        return product_root(S + group["epsilon"] * identity_like(S), group["alpha"])
+
+    return RootBatch(S, Root(root, multiplied), normalised)
 
 
 def matched_polar_own_length(X: Tensor, stack: Stack, group: Group) -> Tensor:

@@ -1,12 +1,14 @@
 """Newton-Muon: gradients multiplied by an inverse activation moment before the momentum."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from gomuon.functional.linalg import identity_like, trace_mean
 from gomuon.functional.oracle import preconditioned
+from gomuon.functional.product_roots import product_root
 from gomuon.functional.root_batches import Root
 from gomuon.geometry.captured import CapturedMoments
 from gomuon.geometry.root_jobs import FactorJob, map_jobs
@@ -46,7 +48,8 @@ def ridge_inverse_map(layers: Sequence[Layer], group: Group) -> list[FactorJob]:
         ridge = group["damping"] * trace_mean(S) + 1e-8
         return S + ridge * identity_like(S)
 
-    return map_jobs(layers, "right", Root(torch.linalg.inv, power=1.0), damped)
+    inverse = partial(product_root, power=1.0)
+    return map_jobs(layers, "right", Root(torch.linalg.inv, inverse), damped)
 
 
 def momentum_of_right_preconditioned(stack: Stack, group: Group) -> Tensor:

@@ -1,11 +1,14 @@
 """Scalable Shampoo."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from gomuon.functional.inverse_roots import inverse_power
 from gomuon.functional.linalg import decompose, widened
 from gomuon.functional.oracle import preconditioned
+from gomuon.functional.product_roots import product_root
 from gomuon.functional.root_batches import Root, RootBatch
 from gomuon.geometry.gradient_grams import GradientGrams
 from gomuon.optimizer import MatrixOptimizer
@@ -37,7 +40,7 @@ from gomuon.settings import INTERVAL, NOT_NEGATIVE, SHARE, Setting, one_of, with
 
 
 def ridge_roots(S: Tensor, observations: int, group: Group) -> RootBatch:
-    """(S + ridge·λ_max·I)^(−power), with tr(S⁴)^(1/4) instead of λ_max by products."""
+    """(S + ridge·λ_max·I)^(−power)."""
 
     def root(S: Tensor) -> Tensor:
         # In float64, because a ridge of 1e-6 is as small as the rounding errors of float32.
@@ -46,7 +49,8 @@ def ridge_roots(S: Tensor, observations: int, group: Group) -> RootBatch:
         ridged = torch.where(largest > 0, values.clamp_min(0) + group["ridge"] * largest, 1.0)
         return inverse_power(ridged, V, group["power"]).to(S.dtype)
 
-    return RootBatch(S, Root(root, group["power"], group["ridge"]))
+    multiplied = partial(product_root, power=group["power"], shift=group["ridge"])
+    return RootBatch(S, Root(root, multiplied))
 
 
 def grafted_preconditioning(X: Tensor, stack: Stack, group: Group) -> Tensor:
