@@ -11,6 +11,7 @@ from typing import Any, get_args
 import torch
 
 from gomuon.errors import describe_value
+from gomuon.functional.inverse_roots import RootMethod
 from gomuon.functional.polar_factor import PolarMethod
 
 AdamWSettings = Mapping[str, Any]
@@ -124,6 +125,8 @@ BETAS = Kind(_pair_of(_decay), "a pair of numbers in [0, 1)")
 INTERVAL = Kind(_whole_number, "a whole number >= 1")
 WHOLE = Kind(_whole(0), "a whole number >= 0")
 FLAG = Kind(lambda value: isinstance(value, bool), "True or False")
+ROOT_METHOD = Kind(_one_of(*get_args(RootMethod)), f"one of {get_args(RootMethod)}")
+CONDITION = Kind(lambda value: _at_least_zero(value) and value > 1, "a finite number > 1")
 POLAR = Kind(_one_of(*get_args(PolarMethod)), f"one of {get_args(PolarMethod)}")
 SHRINKAGE = Kind(
     lambda value: _is_damping(value) or value == "oas" or _share(value),

@@ -199,10 +199,7 @@ class Step:
         renewed = [layer for layer in present.layers if clock.renews(group, layer.phase)]
         for layer in observed:
             layer.statistics = statistics.get(layer.parameter)
-        failed = [
-            *geometry.observe(observed, present.stacks, group),  # (27) A_t, B_t; (28) B̄_t
-            *geometry.renew(renewed, present.stacks, group),  # (29) P_A, P_B
-        ]
+        failed = geometry.refresh(observed, renewed, present.stacks, group)  # (27), (28), (29)
         for layer in observed:
             layer.statistics = None
         if failed:

@@ -33,3 +33,15 @@ class Alignment:
         self._counts = (
             negative if self._counts is None else self._counts + negative.to(self._counts)
         )
+
+
+def root_fallbacks(optimizer: MatrixOptimizer) -> dict[str, int]:
+    """How often roots by products failed, by layer; each was computed by decomposition instead.
+
+    That is no error, but slow on accelerators. Only layers of this rank are counted.
+    """
+    counts = {
+        row.name: optimizer.state[row.parameter].get("root_fallbacks", 0)
+        for row in optimizer.routing_table().treated("matrix")
+    }
+    return {name: count for name, count in counts.items() if count}

@@ -10,7 +10,7 @@ from hypothesis import given
 from torch import Tensor
 
 from gomuon import GoMuon
-from gomuon.functional import polar, polar_factor
+from gomuon.functional import linalg, polar
 from gomuon.functional.polar_express import exact_by_products, null_below
 from gomuon.functional.polar_factor import PolarMethod
 from tests.functional.matrices import (
@@ -322,7 +322,7 @@ def test_exact_on_accelerators_decomposes_nothing(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a decomposition")
 
-    monkeypatch.setattr(polar_factor, "_decomposes_well", lambda device: False)
+    monkeypatch.setattr(linalg, "decomposes_well", lambda device: False)
     for routine in ("eigh", "svd", "qr"):
         monkeypatch.setattr(torch.linalg, routine, refuse)
     found = polar(X, "exact")
@@ -334,7 +334,7 @@ def test_an_exact_step_on_accelerators_is_the_step_of_the_cpu(
 ) -> None:
     model, twin = (transformer(layers=1, dtype=torch.float32) for _ in range(2))
     train(model, GoMuon(model, polar="exact"), range(6))
-    monkeypatch.setattr(polar_factor, "_decomposes_well", lambda device: False)
+    monkeypatch.setattr(linalg, "decomposes_well", lambda device: False)
     train(twin, GoMuon(twin, polar="exact"), range(6))
     for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5, msg=name)

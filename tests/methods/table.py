@@ -28,6 +28,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {"alpha": (0.0, 0.25), "geometry_decay": True, "weight_decay": 0.1},
         {"block_size": 7, "input_decay": 0.9},
         {"block_size": 5, "max_side": 16, "long_sides": "diagonal"},
+        {"roots": "products", "max_condition": 1e4},
     ],
     "KFAC": [{"statistics_every": 3}, {"block_size": 7}],
     "KFACMuon": [{}, {"block_size": 7}],
@@ -35,7 +36,9 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "Shampoo": [
         {"statistics_every": 3, "block_size": 10},
         {"graft": "adagrad", "factor_decay": 1.0},
+        {"roots": "products"},
     ],
+    "FISMO": [{}, {"roots": "products"}],
     "MuonEq": [{"equilibrate": "row_col"}],
     "Scion": [{}, {"constrained": True}],
 }

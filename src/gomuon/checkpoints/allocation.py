@@ -49,8 +49,7 @@ def allocate(
         for layer in present.layers:
             layer.statistics = statistics(index, layer.parameter)
             layer.phase = 0.0  # refresh all layers now, even if they are staggered
-        recipe.geometry.observe(present.layers, present.stacks, group)
-        recipe.geometry.renew(present.layers, present.stacks, group)
+        recipe.geometry.refresh(present.layers, present.layers, present.stacks, group)
         for stack, _, D in step.directions(present.stacks, group):
             recipe.scale(D, stack, group)
         recipe.geometry.after(present.layers, present.stacks, group)

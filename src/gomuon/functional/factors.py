@@ -1,15 +1,7 @@
-"""From a second moment to a map: OAS, Equations (17)–(18), and inverse roots, Equation (29)."""
+"""Shrinkage of second moments: OAS, Equations (17)–(18)."""
 
 import torch
 from torch import Tensor
-
-from gomuon.functional.linalg import (
-    decompose,
-    guarded,
-    is_diagonal,
-    over_batch,
-    symmetric_product,
-)
 
 
 def oas(S: Tensor, n: int | float | Tensor) -> tuple[Tensor, Tensor]:
@@ -46,38 +38,3 @@ def _plus_identity(S: Tensor, value: Tensor) -> Tensor:
     """S + value·I; only the diagonal of a copy is written."""
     diagonal = S.diagonal(dim1=-2, dim2=-1) + value[..., None]
     return torch.diagonal_scatter(S, diagonal, dim1=-2, dim2=-1)
-
-
-def inverse_root(S: Tensor, power: float) -> Tensor:
-    """S^(−power) with eigenvalues floored at roundoff scale; power ¼: the maps of Equation (29).
-
-    See `gomuon.functional.inverse_root`. A diagonal gives a diagonal.
-    """
-    if is_diagonal(S):
-        return _diagonal_root(S, power)
-    return over_batch(lambda part: (_inverse_root(part, power),), S)[0]
-
-
-def _inverse_root(S: Tensor, power: float) -> Tensor:
-    eigenvalues, V = decompose(torch.linalg.eigh, S)
-    largest = eigenvalues[..., -1:]
-    # Rounding errors are as large as d·ε·λ_max, so smaller eigenvalues have no correct digits.
-    limits = torch.finfo(S.dtype)
-    floor = (largest * S.shape[-1] * limits.eps).clamp_min(limits.tiny)
-    floored = torch.where(largest > 0, eigenvalues.clamp_min(floor), 1.0)
-    # Halving the power gives V·f·(V·f)ᵀ, symmetric up to the order of its sums.
-    half = V * floored.pow(-power / 2).unsqueeze(-2)
-    return symmetric_product(half.mT)  # (29)
-
-
-def _diagonal_root(S: Tensor, power: float) -> Tensor:
-    """S^(−power) of diagonals [..., d, 1] or [..., 1, d], with the floor of `_inverse_root`."""
-    largest = S.amax(dim=(-2, -1), keepdim=True)
-    limits = torch.finfo(S.dtype)
-    floor = (largest * max(S.shape[-2:]) * limits.eps).clamp_min(limits.tiny)
-    return torch.where(largest > 0, S.clamp_min(floor), 1.0).pow(-power)
-
-
-def guarded_roots(S: Tensor, power: float) -> list[Tensor | None]:
-    """S^(−power) of each factor of a batch; None where it cannot be computed."""
-    return guarded(lambda factors: inverse_root(factors, power), S)

@@ -50,6 +50,11 @@ def attempt(routine: Callable[..., Tensor], X: Tensor, *more: Tensor, **options:
         raise DecompositionError(f"cannot decompose {_describe_matrix(X)}: {failure}") from failure
 
 
+def decomposes_well(device: torch.device) -> bool:
+    """Whether decompositions are quick there; on accelerators matrix products are quicker."""
+    return device.type == "cpu"
+
+
 def has_float64(X: Tensor) -> bool:
     return X.device.type != "mps"
 
@@ -255,3 +260,35 @@ def full_precision(tensors: Iterable[Tensor]) -> Iterator[None]:
             if torch.is_autocast_enabled(kind):
                 exact.enter_context(torch.autocast(kind, enabled=False))
         yield
+
+
+@contextmanager
+def full_float32() -> Iterator[None]:
+    """Compute float32 products in float32, whatever faster products the user allows.
+
+    TF32 and bfloat16 lose small eigenvalues. The settings are those of the whole process: products
+    of other threads are exact as well meanwhile.
+    """
+    with ExitStack() as put_back:
+        backends: Any = torch.backends
+        if hasattr(backends.cuda.matmul, "fp32_precision"):  # from torch 2.9 on
+            for products in (backends.cuda.matmul, backends.mkldnn.matmul):
+                _make_exact(products, put_back)
+        elif (allowed := torch.get_float32_matmul_precision()) != "highest":
+            put_back.callback(torch.set_float32_matmul_precision, allowed)
+            torch.set_float32_matmul_precision("highest")
+        yield
+
+
+def _make_exact(products: Any, put_back: ExitStack) -> None:
+    """Only the newer settings are read: the older ones raise an error if both were used."""
+    allowed = products.fp32_precision
+    if allowed not in ("none", "ieee"):
+        put_back.callback(_allow_again, products, allowed)
+        products.fp32_precision = "ieee"
+
+
+def _allow_again(products: Any, allowed: str) -> None:
+    products.fp32_precision = "none"  # as set for all backends
+    if products.fp32_precision != allowed:
+        products.fp32_precision = allowed

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from gomuon.functional import linalg
 from gomuon.functional.linalg import decompose, finite_matrices, over_batch, symmetric_product
 from gomuon.functional.polar_express import exact_by_products, fast_polar, null_below
 
@@ -98,13 +99,8 @@ def _newton_schulz(Q: Tensor) -> Tensor:
 # ---- the choice ----------------------------------------------------------------------------------
 
 
-def _decomposes_well(device: torch.device) -> bool:
-    """Whether decompositions are quick there; on accelerators matrix products are quicker."""
-    return device.type == "cpu"
-
-
 def _exact(X: Tensor) -> Tensor:
-    if _decomposes_well(X.device):
+    if linalg.decomposes_well(X.device):
         return _decomposed(X, complete=False)
     return exact_by_products(X)
 

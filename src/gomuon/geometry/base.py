@@ -12,9 +12,10 @@ Group = Mapping[str, Any]
 class Geometry:
     """Makes factors and maps. This base class has no maps and does nothing.
 
-    The step calls `observe` and `renew` before the update, and `after` after it. `due` are the
-    layers that the method's clock refreshes now: all or none, unless refreshes are staggered.
-    `observe` and `renew` return the layers that failed.
+    The step calls `refresh` before the update, and `after` after it. `refresh` is `observe`, then
+    `renew`; a geometry may do both at once, to wait for the device only once. `due` are the layers
+    that the method's clock refreshes now: all or none, unless refreshes are staggered. All three
+    return the layers that failed.
 
     Attributes:
         description: one line for the table of methods.
@@ -34,6 +35,17 @@ class Geometry:
     def captured_sides(self, group: Group) -> tuple[bool, bool]:
         """Whether (output gradients, inputs) are captured."""
         return False, False
+
+    def refresh(
+        self,
+        observed: Sequence[Layer],
+        renewed: Sequence[Layer],
+        stacks: Sequence[Stack],
+        group: Group,
+    ) -> Sequence[Layer]:
+        """`observe` some layers and `renew` others; either may be none."""
+        failed = self.observe(observed, stacks, group)  # (27) A_t, B_t; (28) B̄_t
+        return [*failed, *self.renew(renewed, stacks, group)]  # (29) P_A, P_B
 
     def observe(
         self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group

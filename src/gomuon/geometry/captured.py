@@ -1,27 +1,43 @@
 """Factors from captured activation and backward moments, Equation (9), and maps from them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import ClassVar, Literal
+from itertools import chain
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from gomuon.functional import linalg
 from gomuon.functional.block_diagonal import fill_padding_
-from gomuon.functional.factors import guarded_roots, oas, shrink
+from gomuon.functional.factors import oas, shrink
 from gomuon.functional.linalg import finite_factors, identity_like, is_diagonal, trace_mean
+from gomuon.functional.root_batches import Root, read_roots, start_roots
 from gomuon.geometry.base import Geometry, Group
+from gomuon.geometry.root_jobs import FactorJob, form_of, map_jobs, store_all
 from gomuon.moments import Moment, stacked_counts
 from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
 from gomuon.parameters.stacks import Layer, Stack, group_by_key
 from gomuon.parameters.state import Count, Entries, both_sides
-from gomuon.threads.spreading import concurrently
 
 SideName = Literal["left", "right"]
-Maps = Callable[[Sequence[Layer], Group], list[Layer]]  # returns the layers that got no maps
-FactorFunction = Callable[[Tensor], list[Tensor | None]]  # of a batch; None for what failed
-StoreResult = Callable[[Layer, Tensor | None], bool]  # returns whether there was a result
+Maps = Callable[[Sequence[Layer], Group], list[FactorJob]]
+_Before = list[tuple[Layer, dict[str, Any]]]  # layers, and entries of their states
+
+_NO_ROWS, _UNUSABLE, _USABLE = range(3)  # what became of an observation
+
+
+@dataclass(frozen=True)
+class _Observed:
+    """Observations of one side, [b, blocks, d, d], for b lists of layers that share one.
+
+    `outcomes`, [b], are not read yet.
+    """
+
+    side: SideName
+    layers: Sequence[Sequence[Layer]]
+    S: Tensor
+    outcomes: Tensor
 
 
 def alpha_of_sides(alpha: float | tuple[float, float]) -> tuple[float, float]:
@@ -34,7 +50,7 @@ class CapturedMoments(Geometry):
     """Factors A and B from captured moments, and maps from these factors.
 
     Args:
-        maps: makes the maps from the factors.
+        maps: what makes the maps from the factors.
         start: an average starts from this multiple of the identity; if None, from its first
             observation.
         elapsed: an average decays by β^k, k the steps since its last observation, like the paper's
@@ -67,17 +83,75 @@ class CapturedMoments(Geometry):
         left, right = alpha_of_sides(group["alpha"]) if "alpha" in group else (1.0, 1.0)
         return left > 0 and self.only != "right", right > 0
 
+    def refresh(
+        self,
+        observed: Sequence[Layer],
+        renewed: Sequence[Layer],
+        stacks: Sequence[Stack],
+        group: Group,
+    ) -> Sequence[Layer]:
+        """A_t, B_t, B̄_t, P_A and P_B, Equations (27) to (29)."""
+        devices = {layer.parameter.device for stack in stacks for layer in stack.layers}
+        if all(linalg.decomposes_well(device) for device in devices):
+            return super().refresh(observed, renewed, stacks, group)
+        return self._refresh_with_one_wait(observed, renewed, stacks, group)
+
     def observe(
         self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group
     ) -> Sequence[Layer]:
         """A_t, B_t and B̄_t, Equations (27) and (28)."""
-        left, right = self.captured_sides(group)
-        failed = self._observe("right", due, group) if right else []
-        return failed + (self._observe("left", due, group) if left else [])
+        failed: list[Layer] = []
+        for new in self._observed(due, group):
+            for same, S, outcome in zip(new.layers, new.S, new.outcomes.tolist(), strict=True):
+                if outcome == _USABLE:
+                    self._set_factor(new.side, same, S, group)
+                elif outcome == _UNUSABLE:
+                    failed += same
+        return failed
 
     def renew(self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group) -> Sequence[Layer]:
         """P_A and P_B, Equation (29)."""
-        failed = self.maps(due, group)
+        jobs = self.maps(due, group)
+        batches = [job.batch for job in jobs]
+        start_roots(batches, group.get("roots", "auto"))
+        read_roots(batches)
+        return self._store_maps(jobs, stacks, group)
+
+    def _refresh_with_one_wait(
+        self,
+        observed: Sequence[Layer],
+        renewed: Sequence[Layer],
+        stacks: Sequence[Stack],
+        group: Group,
+    ) -> list[Layer]:
+        """Factors are set, and roots taken, before it is known whether the factors are usable."""
+        outcomes: list[Tensor] = []
+        before: list[_Before] = []
+        for new in self._observed(observed, group):
+            outcomes.append(new.outcomes)
+            for same, S, usable in zip(new.layers, new.S, new.outcomes == _USABLE, strict=True):
+                before.append([(layer, _factor_entries(layer, new.side)) for layer in same])
+                self._set_factor(new.side, same, S, group, usable)
+        jobs = self.maps(renewed, group)
+        batches = [job.batch for job in jobs]
+        start_roots(batches, group.get("roots", "auto"))
+        read = chain.from_iterable(read_roots(batches, *outcomes))  # the one wait
+        failed: list[Layer] = []
+        dropped: list[Layer] = []
+        for entries, outcome in zip(before, read, strict=True):
+            if outcome != _USABLE:
+                dropped += _put_back(entries)
+                failed += [layer for layer, _ in entries if outcome == _UNUSABLE]
+        return failed + self._store_maps(jobs, stacks, group, dropped)
+
+    def _store_maps(
+        self,
+        jobs: Sequence[FactorJob],
+        stacks: Sequence[Stack],
+        group: Group,
+        dropped: Sequence[Layer] = (),
+    ) -> list[Layer]:
+        failed = store_all(jobs, dropped)
         if group.get(self.inputs_decay) is None:
             for stack in stacks:  # A is not averaged: after its map is made, A is not needed
                 for layer in stack.layers:
@@ -85,29 +159,48 @@ class CapturedMoments(Geometry):
                     layer.state.pop("right_seen", None)
         return failed
 
-    def _observe(self, side: SideName, layers: Sequence[Layer], group: Group) -> list[Layer]:
-        """Factor ← average of factor and this step's moment. Layers that share both do it once."""
+    def _observed(self, layers: Sequence[Layer], group: Group) -> Iterator[_Observed]:
+        """The factors of this step's moments, input sides first."""
+        left, right = self.captured_sides(group)
+        if right:
+            yield from self._observed_side("right", layers, group)
+        if left:
+            yield from self._observed_side("left", layers, group)
+
+    def _observed_side(
+        self, side: SideName, layers: Sequence[Layer], group: Group
+    ) -> Iterator[_Observed]:
+        """Layers of one form together; layers that share moment and factor are observed once."""
         seen = [layer for layer in layers if _may_have_rows(_moment(layer, side))]
         together = group_by_key(
             seen, lambda l: (id(_moment(l, side)), id(l.state.get(f"{side}_factor")))
         )
-        failed: list[Layer] = []
         for batch in group_by_key(
-            together, lambda same: (_key(_total(same[0], side)), _form(same[0], side))
+            together, lambda same: (form_of(_total(same[0], side)), _form(same[0], side))
         ):
             first = [same[0] for same in batch]
             observed = self._observations(side, first, group)
-            # In one read-back: whether a factor is usable, and whether a mask left it any row.
-            flags = torch.stack([finite_factors(observed), _counts(first, side) > 0])
-            for same, S, good, has_rows in zip(batch, observed, *flags.tolist(), strict=True):
-                if good:
-                    factor = self._averaged(side, same[0], S, group)
-                    for layer in same:
-                        layer.state[f"{side}_factor"] = factor
-                        layer.state[f"{side}_seen"] = group["step"]
-                elif has_rows:
-                    failed += same
-        return failed
+            # A mask may have left no row.
+            rows = _counts(first, side) > 0
+            outcomes = torch.where(rows, finite_factors(observed) + _UNUSABLE, _NO_ROWS)
+            yield _Observed(side, batch, observed, outcomes)
+
+    def _set_factor(
+        self,
+        side: SideName,
+        same: Sequence[Layer],
+        observed: Tensor,
+        group: Group,
+        usable: Tensor | None = None,
+    ) -> None:
+        """Factor ← average of factor and observation; unchanged if that is not `usable`."""
+        factor = self._averaged(side, same[0], observed, group)
+        kept = same[0].state.get(f"{side}_factor")
+        if usable is not None and kept is not None:
+            factor = torch.where(usable, factor, kept)
+        for layer in same:
+            layer.state[f"{side}_factor"] = factor
+            layer.state[f"{side}_seen"] = group["step"]
 
     def _observations(self, side: SideName, layers: Sequence[Layer], group: Group) -> Tensor:
         """Â or B̂ of each layer, Equation (9), or shrunk, Equation (21); [layers, strips, …]."""
@@ -145,58 +238,14 @@ class CapturedMoments(Geometry):
         return factor.mul(beta**waited).add(observed, alpha=1 - beta**waited)  # (22), (28)
 
 
-def root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
+def root_maps(layers: Sequence[Layer], group: Group) -> list[FactorJob]:
     """P_B = B̄^(−α), P_A = A^(−α), Equation (29) at α = ¼."""
     powers = zip(("left", "right"), alpha_of_sides(group["alpha"]), strict=True)
-    jobs = [
+    return [
         job
         for side, alpha in powers
         if alpha > 0
-        for job in map_jobs(layers, side, partial(guarded_roots, power=alpha))
-    ]
-    return run_jobs(jobs)
-
-
-@dataclass(frozen=True)
-class FactorJob:
-    """Applies a function to factors of one shape. Layers that share a factor share the result."""
-
-    factors: Sequence[Tensor]
-    layers: Sequence[Sequence[Layer]]
-    function: FactorFunction
-    store: StoreResult
-
-    def __call__(self) -> list[Tensor | None]:
-        return self.function(torch.stack(list(self.factors)))
-
-
-def map_jobs(layers: Sequence[Layer], side: str, function: FactorFunction) -> list[FactorJob]:
-    """Jobs that make `{side}_map` from every factor."""
-    name = f"{side}_map"
-    return factor_jobs(layers, side, function, lambda layer, made: layer.set_map(name, made))
-
-
-def factor_jobs(
-    layers: Sequence[Layer], side: str, function: FactorFunction, store: StoreResult
-) -> list[FactorJob]:
-    """Jobs that apply a function to every factor of a side, once for layers that share it."""
-    known = [layer for layer in layers if f"{side}_factor" in layer.state]
-    shared = group_by_key(known, lambda layer: id(layer.state[f"{side}_factor"]))
-    return [
-        FactorJob([same[0].state[f"{side}_factor"] for same in batch], batch, function, store)
-        for batch in group_by_key(shared, lambda same: _key(same[0].state[f"{side}_factor"]))
-    ]
-
-
-def run_jobs(jobs: Sequence[FactorJob]) -> list[Layer]:
-    """Run the jobs, the largest matrices first; returns the layers that got no result."""
-    jobs = sorted(jobs, key=lambda job: -job.factors[0].shape[-1])
-    return [
-        layer
-        for job, results in zip(jobs, concurrently(jobs), strict=True)
-        for same, result in zip(job.layers, results, strict=True)
-        for layer in same
-        if not job.store(layer, result)
+        for job in map_jobs(layers, side, Root.of(alpha, group["max_condition"]))
     ]
 
 
@@ -204,8 +253,19 @@ def _form(layer: Layer, side: SideName) -> SideForm:
     return layer.forms[LEFT if side == "left" else RIGHT]
 
 
-def _key(S: Tensor) -> tuple[object, ...]:
-    return S.shape, S.dtype, S.device
+def _factor_entries(layer: Layer, side: SideName) -> dict[str, Any]:
+    return {name: layer.state.get(name) for name in (f"{side}_factor", f"{side}_seen")}
+
+
+def _put_back(before: _Before) -> list[Layer]:
+    """Drop new factors again; returns their layers."""
+    for layer, entries in before:
+        for name, value in entries.items():
+            if value is None:
+                layer.state.pop(name, None)
+            else:
+                layer.state[name] = value
+    return [layer for layer, _ in before]
 
 
 def _moment(layer: Layer, side: SideName) -> Moment | None:

@@ -7,12 +7,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gomuon.functional.linalg import symmetric_product
+from gomuon.functional.root_batches import RootBatch
 from gomuon.geometry.base import Geometry, Group
+from gomuon.geometry.root_jobs import StackJob, run_jobs
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.parameters.state import Count, Entries, both_sides
 
-Roots = Callable[[Tensor, int, Group], list[Tensor | None]]
+Roots = Callable[[Tensor, int, Group], RootBatch]
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class GradientGrams(Geometry):
     """L = E[GGᵀ] and R = E[GᵀG], and maps from them.
 
     Args:
-        roots: makes maps from a batch of Grams, given their number of observations.
+        roots: what makes maps from a batch of Grams, given their number of observations.
         description: one line for the table of methods.
     """
 
@@ -42,17 +43,16 @@ class GradientGrams(Geometry):
         return ()
 
     def renew(self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group) -> Sequence[Layer]:
-        failed: list[Layer] = []
+        jobs: list[StackJob] = []
         for stack in stacks if due else ():
             observations = stack.layers[0].state.get("observations", 0)
             if observations:
                 for side in ("left", "right"):
                     factors = stack.map(f"{side}_factor")
                     assert factors is not None
-                    failed += stack.set_maps(
-                        f"{side}_map", self.roots(factors, observations, group)
-                    )
-        return failed
+                    batch = self.roots(factors, observations, group)
+                    jobs.append(StackJob(batch, stack, f"{side}_map"))
+        return run_jobs(jobs, group["roots"])
 
 
 def _observe_grams(stack: Stack, beta: float) -> None:
@@ -64,9 +64,3 @@ def _observe_grams(stack: Stack, beta: float) -> None:
         stack.remember(factor, factor.mul(beta).add_(gram, alpha=weight))
     for layer in stack.layers:
         layer.state["observations"] = layer.state.get("observations", 0) + 1
-
-
-def inverse_power(values: Tensor, V: Tensor, power: float) -> Tensor:
-    """V diag(values^−power) Vᵀ, symmetric up to the order of its sums."""
-    half = V * values.pow(-power / 2).unsqueeze(-2)
-    return symmetric_product(half.mT)

@@ -1,22 +1,25 @@
 """FISMO: matched map-back at half power in coupled gradient factors."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gomuon.functional.factors import guarded_roots
+from gomuon.functional.inverse_roots import takes_products
 from gomuon.functional.linalg import identity_like, trace_mean
 from gomuon.functional.oracle import preconditioned
 from gomuon.functional.polar_factor import polar
+from gomuon.functional.root_batches import Root, RootBatch, read_roots, start_roots
 from gomuon.geometry.base import Geometry
+from gomuon.geometry.root_jobs import block_results, store_all
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.parameters.state import Entries, both_sides
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
-from gomuon.recipes.stations import MUON, Group, lerp, muon_scale, rate
+from gomuon.recipes.stations import MUON, ROOTS, Group, lerp, muon_scale, rate
 from gomuon.recipes.work import (
     Decomposition,
     Matrices,
@@ -43,26 +46,81 @@ class CoupledFactors(Geometry):
     def observe(
         self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group
     ) -> Sequence[Layer]:
-        failed: list[Layer] = []
+        jobs: list[_CoupledJob] = []
         for stack in stacks:
-            G = stack.G
-            m, n = G.shape[-2:]
-            kept_P = stack.factor("left_factor", start=_identities(G, m))
-            kept_Q = stack.factor("right_factor", start=_identities(G, n))
-            P = stack.usable(_coupled(kept_P, G @ _solved(kept_Q, G.mT) / n, group), kept_P)
-            Q = stack.usable(_coupled(kept_Q, G.mT @ _solved(P, G) / m, group), kept_Q)
-            # Factor and map are renewed together: without a root the new factor is dropped too.
-            for side, kept, factors in (("left", kept_P, P), ("right", kept_Q, Q)):
-                maps = guarded_roots(factors, 0.5)
-                usable = torch.tensor([new is not None for new in maps], device=G.device)
-                kept.copy_(torch.where(usable[:, None, None], factors, kept))
-                failed += stack.set_maps(f"{side}_map", maps)
-        return failed
+            products = takes_products(group["roots"], stack.G.device)
+            jobs += (_multiplied if products else _solved)(stack, group)
+        read_roots([job.batch for job in jobs])
+        return store_all(jobs)
 
 
-def _solved(S: Tensor, X: Tensor) -> Tensor:
-    """S⁻¹X. For a singular S the result is not finite; no exception stops the whole batch."""
-    return torch.linalg.solve_ex(S, X)[0]
+@dataclass(frozen=True)
+class _CoupledJob:
+    """New factors of one side of a stack, and their roots.
+
+    Factor and map are renewed together: without a root the new factor is dropped too.
+    """
+
+    batch: RootBatch
+    stack: Stack
+    side: str
+    factors: Tensor
+    kept: Tensor
+
+    def store(self, dropped: Collection[Layer]) -> list[Layer]:
+        maps = block_results(self.batch, self.stack)
+        usable = torch.tensor([new is not None for new in maps], device=self.kept.device)
+        self.kept.copy_(torch.where(usable[:, None, None], self.factors, self.kept))
+        return self.stack.set_maps(f"{self.side}_map", maps)
+
+
+def _job(stack: Stack, side: str, factors: Tensor, kept: Tensor) -> _CoupledJob:
+    return _CoupledJob(RootBatch(factors, Root.of(0.5)), stack, side, factors, kept)
+
+
+def _solved(stack: Stack, group: Group) -> list[_CoupledJob]:
+    """New P from G Q⁻¹Gᵀ and Q from Gᵀ P⁻¹G, by solving equations."""
+    G = stack.G
+    m, n = G.shape[-2:]
+    kept_P, kept_Q = _kept_factors(stack)
+    # For a singular factor the solution is not finite; no exception stops the whole batch.
+    gram = G @ torch.linalg.solve_ex(kept_Q, G.mT)[0]
+    P = stack.usable(_coupled(kept_P, gram / n, group), kept_P)
+    gram = G.mT @ torch.linalg.solve_ex(P, G)[0]
+    Q = stack.usable(_coupled(kept_Q, gram / m, group), kept_Q)
+    return [_job(stack, "left", P, kept_P), _job(stack, "right", Q, kept_Q)]
+
+
+def _multiplied(stack: Stack, group: Group) -> list[_CoupledJob]:
+    """The same by products: P⁻¹ and Q⁻¹ are the squares of the maps."""
+    G = stack.G
+    m, n = G.shape[-2:]
+    kept_P, kept_Q = _kept_factors(stack)
+    left, right = stack.map("left_map"), stack.map("right_map")
+    left, right = _or_identities(left, G, m), _or_identities(right, G, n)
+    gram = G @ (right @ (right @ G.mT))
+    P = stack.usable(_coupled(kept_P, gram / n, group), kept_P)
+    job_P = _job(stack, "left", P, kept_P)
+    start_roots([job_P.batch], "products")
+    assert job_P.batch.products is not None
+    roots, fine = job_P.batch.products
+    left = torch.where(fine[:, None, None], roots, left)
+    gram = G.mT @ (left @ (left @ G))
+    Q = stack.usable(_coupled(kept_Q, gram / m, group), kept_Q)
+    job_Q = _job(stack, "right", Q, kept_Q)
+    start_roots([job_Q.batch], "products")
+    return [job_P, job_Q]
+
+
+def _kept_factors(stack: Stack) -> tuple[Tensor, Tensor]:
+    G = stack.G
+    m, n = G.shape[-2:]
+    P = stack.factor("left_factor", start=_identities(G, m))
+    return P, stack.factor("right_factor", start=_identities(G, n))
+
+
+def _or_identities(maps: Tensor | None, G: Tensor, size: int) -> Tensor:
+    return _identities(G, size) if maps is None else maps
 
 
 def _identities(G: Tensor, size: int) -> Tensor:
@@ -97,12 +155,15 @@ def _step_work(x: Matrices, group: Group) -> Work:
 
 def _coupled_work(x: Matrices, group: Group) -> Work:
     """G Q⁻¹Gᵀ and Gᵀ P⁻¹G."""
-    return [
-        Decomposition(x.count, "solve", x.n, x.m),
-        Product(x.count, x.m, x.n, x.m),
-        Decomposition(x.count, "solve", x.m, x.n),
-        Product(x.count, x.n, x.m, x.n),
-    ]
+    grams: Work = [Product(x.count, x.m, x.n, x.m), Product(x.count, x.n, x.m, x.n)]
+    if group["roots"] == "products":
+        return [*grams, *(2 * maps_work(x, True, True))]
+    solved = [Decomposition(x.count, "solve", *sides) for sides in ((x.n, x.m), (x.m, x.n))]
+    return [*grams, *solved]
+
+
+def _root_work(x: Matrices, group: Group) -> Work:
+    return both_roots_work(x, group, 0.5)
 
 
 RECIPE = Recipe(
@@ -114,6 +175,7 @@ RECIPE = Recipe(
     settings={
         **rate(0.02),
         **with_defaults(MUON, nesterov=False),
+        **ROOTS,
         "factor_decay": Setting(0.95, SHARE),
         "mu": Setting(1e-3, NOT_NEGATIVE),
     },
@@ -122,7 +184,7 @@ RECIPE = Recipe(
     work=StepWork(
         _step_work,
         observe=_coupled_work,
-        renew=both_roots_work,
+        renew=_root_work,
         keeps=momentum_factors_and_maps,
     ),
 )

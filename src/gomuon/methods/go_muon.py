@@ -5,8 +5,9 @@ from typing import Unpack
 
 from torch import Tensor
 
+from gomuon.functional.inverse_roots import RootMethod, shift_of
 from gomuon.functional.polar_factor import PolarMethod
-from gomuon.geometry.captured import CapturedMoments, root_maps
+from gomuon.geometry.captured import CapturedMoments, alpha_of_sides, root_maps
 from gomuon.optimizer import Common, MatrixOptimizer, Parameters
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
@@ -14,12 +15,20 @@ from gomuon.recipes.stations import (
     CURVATURE,
     PAPER,
     Clock,
+    Group,
     lerp_momentum,
     matched_polar,
     muon_scale,
     rate,
 )
-from gomuon.recipes.work import CapturedFactors, StepWork, matched_polar_work, root_work
+from gomuon.recipes.work import (
+    CapturedFactors,
+    Factors,
+    StepWork,
+    Work,
+    matched_polar_work,
+    root_work,
+)
 from gomuon.settings import Setting, one_of
 
 GEOMETRY = CapturedMoments(
@@ -30,8 +39,16 @@ GEOMETRY = CapturedMoments(
     description="OAS observed-label activation/backward moments",
 )
 CLOCK = Clock(statistics="refresh_every", maps="refresh_every")
+
+
+def captured_root_work(x: Factors, group: Group) -> Work:
+    """Roots with the power of their side."""
+    power = alpha_of_sides(group["alpha"])[x.side]
+    return root_work(x, group, power, shift_of(group["max_condition"]))
+
+
 FACTORS = CapturedFactors(
-    root_work, keeps_inputs=lambda group: group.get("input_decay") is not None
+    captured_root_work, keeps_inputs=lambda group: group.get("input_decay") is not None
 )
 
 RECIPE = Recipe(
@@ -108,6 +125,11 @@ class GoMuon(MatrixOptimizer):
             (E[x²] of each input; OAS leaves it alone). `LayerSpec` chooses for each side.
 
         polar: how the polar factor is computed, see `gomuon.functional.polar`.
+        roots: how P_A and P_B are computed: "eigh" by eigendecomposition, "products" by matrix
+            products alone, "auto" by products on accelerators and by eigh on the CPU. See
+            `gomuon.functional.inverse_root`.
+        max_condition: the largest condition number of the matrices whose roots P_A and P_B are, or
+            None. For it, λ_max/(max_condition − 1) is added to all eigenvalues.
         graft: "frobenius" gives D the norm of the polar factor, √min(m, n) at full rank. None
             keeps the norm of the oracle's direction.
 
@@ -155,6 +177,8 @@ class GoMuon(MatrixOptimizer):
         max_side: int | None = None,
         long_sides: str = "identity",
         polar: PolarMethod = "auto",
+        roots: RootMethod = "auto",
+        max_condition: float | None = None,
         graft: str | None = "frobenius",
         **common: Unpack[Common],
     ) -> None:
@@ -179,6 +203,8 @@ class GoMuon(MatrixOptimizer):
             max_side=max_side,
             long_sides=long_sides,
             polar=polar,
+            roots=roots,
+            max_condition=max_condition,
             graft=graft,
             **common,
         )

@@ -8,6 +8,7 @@ import math
 import torch
 from torch import Tensor
 
+from gomuon.functional import linalg
 from gomuon.functional.linalg import attempt
 from gomuon.functional.oracle import preconditioned
 from gomuon.functional.polar_factor import PolarMethod, polar
@@ -57,13 +58,20 @@ def halfspace_direction(
     U = polar(Z, polar_method)
     wanted = M.new_zeros(M.shape[:-2])
     if tau:
-        wanted = tau * attempt(torch.linalg.matrix_norm, M, ord="nuc")
+        wanted = tau * _nuclear_norm(M, polar_method)
     violated = _inner(M, U) < wanted
     if not bool(violated.any()):
         return U
     # Only matrices that violate the constraint are bisected.
     U[violated] = _bisect(M[violated], Z[violated], wanted[violated], polar_method, bisections)
     return U
+
+
+def _nuclear_norm(M: Tensor, method: PolarMethod) -> Tensor:
+    """‖M‖_*; on accelerators as ⟨M, polar(M)⟩, which needs no decomposition."""
+    if linalg.decomposes_well(M.device):
+        return attempt(torch.linalg.matrix_norm, M, ord="nuc")
+    return _inner(M, polar(M, method))
 
 
 def _bisect(M: Tensor, Z: Tensor, wanted: Tensor, method: PolarMethod, bisections: int) -> Tensor:

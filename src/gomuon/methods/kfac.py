@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from gomuon.functional.block_diagonal import padded
-from gomuon.functional.linalg import decompose, guarded, is_diagonal
+from gomuon.functional.linalg import decompose, is_diagonal
 from gomuon.functional.oracle import preconditioned
-from gomuon.geometry.captured import CapturedMoments, factor_jobs, run_jobs
+from gomuon.functional.root_batches import Root
+from gomuon.geometry.captured import CapturedMoments
+from gomuon.geometry.root_jobs import FactorJob, factor_jobs
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.side_forms import LEFT, RIGHT
 from gomuon.parameters.stacks import Layer, Stack
@@ -27,7 +29,15 @@ from gomuon.recipes.stations import (
     momentum_after,
     rate,
 )
-from gomuon.recipes.work import CapturedFactors, Decomposition, Matrices, StepWork, Work, maps_work
+from gomuon.recipes.work import (
+    CapturedFactors,
+    Decomposition,
+    Factors,
+    Matrices,
+    StepWork,
+    Work,
+    maps_work,
+)
 from gomuon.settings import (
     DECAY,
     INTERVAL,
@@ -39,10 +49,13 @@ from gomuon.settings import (
 )
 
 
-def eigen_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
-    """Eigenvectors and eigenvalues of both factors; a diagonal has its eigenvalues only."""
+def eigen_maps(layers: Sequence[Layer], group: Group) -> list[FactorJob]:
+    """Eigenvectors and eigenvalues of both factors; a diagonal has its eigenvalues only.
 
-    # Packed as one tensor [values; vectors], because `guarded` takes one result per factor.
+    There is no form by products.
+    """
+
+    # Packed as one tensor [values; vectors], because a factor has one result.
     def packed(S: Tensor) -> Tensor:
         if is_diagonal(S):
             return S
@@ -59,12 +72,11 @@ def eigen_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
         values, basis = eigen[..., 0, :].clamp_min(0), eigen[..., 1:, :].clone()
         return layer.set_map(f"{side}_values", values) and layer.set_map(f"{side}_basis", basis)
 
-    failed: list[Layer] = []
-    for side in ("left", "right"):
-        failed += run_jobs(
-            factor_jobs(layers, side, lambda S: guarded(packed, S), partial(store, side))
-        )
-    return failed
+    return [
+        job
+        for side in ("left", "right")
+        for job in factor_jobs(layers, side, Root(packed), partial(store, side))
+    ]
 
 
 def natural_gradient(X: Tensor, stack: Stack, group: Group) -> Tensor:
@@ -106,8 +118,8 @@ def _step_work(x: Matrices, group: Group) -> Work:
     return 2 * maps_work(whole, *x.captured)
 
 
-def _eigen_work(count: int, d: int) -> Work:
-    return [Decomposition(count, "eigh", d, d)]
+def _eigen_work(x: Factors, group: Group) -> Work:
+    return [Decomposition(x.count, "eigh", x.d, x.d)]
 
 
 RECIPE = Recipe(

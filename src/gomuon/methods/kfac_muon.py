@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from gomuon.functional.block_diagonal import diagonal_of
-from gomuon.functional.factors import guarded_roots
 from gomuon.functional.linalg import identity_like
+from gomuon.functional.root_batches import Root, RootBatch
 from gomuon.geometry.captured import CapturedMoments
+from gomuon.geometry.root_jobs import FactorJob, store_map
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.recipes.recipe import Recipe
@@ -16,6 +17,7 @@ from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     CAPTURE,
     MUON,
+    ROOTS,
     Clock,
     Group,
     aspect,
@@ -23,17 +25,24 @@ from gomuon.recipes.stations import (
     matched_polar,
     rate,
 )
-from gomuon.recipes.work import CapturedFactors, StepWork, matched_polar_work, root_work
+from gomuon.recipes.work import (
+    CapturedFactors,
+    Factors,
+    StepWork,
+    Work,
+    matched_polar_work,
+    root_work,
+)
 from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting, with_defaults
 
 
-def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
+def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[FactorJob]:
     """(A + π√λ·I)^(−½) and (B + √λ/π·I)^(−½) with π² = (tr A/n)/(tr B/m).
 
     The traces are those of whole sides, also if the factors are block-diagonal: every block of A
     meets every block of B. A side that is not captured is the identity.
     """
-    failed = []
+    jobs: list[FactorJob] = []
     root = group["damping"] ** 0.5
     for layer in layers:
         # Per matrix: every pair of a row's B and a column's A has its own π.
@@ -52,9 +61,9 @@ def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[Layer]:
         for name, factor, ridge in (("right_map", A, pi * root), ("left_map", B, root / pi)):
             if factor is not None:
                 damped = factor + ridge.view(-1, *[1] * (factor.ndim - 1)) * identity_like(factor)
-                if not layer.set_map(name, guarded_roots(damped.unsqueeze(0), 0.5)[0]):
-                    failed.append(layer)
-    return failed
+                batch = RootBatch([damped], Root.of(0.5))
+                jobs.append(FactorJob(batch, [[layer]], store_map(name)))
+    return jobs
 
 
 def _mean_eigenvalue(S: Tensor | None, d: int, like: Tensor) -> Tensor:
@@ -65,6 +74,10 @@ def _mean_eigenvalue(S: Tensor | None, d: int, like: Tensor) -> Tensor:
 def scaled_muon(D: Tensor, stack: Stack, group: Group) -> Tensor:
     """c·√max(1, m/n)·D."""
     return group["scale"] * aspect(D) * D
+
+
+def _root_work(x: Factors, group: Group) -> Work:
+    return root_work(x, group, 0.5)
 
 
 RECIPE = Recipe(
@@ -79,6 +92,7 @@ RECIPE = Recipe(
     settings={
         **rate(0.02),
         **MUON,
+        **ROOTS,
         "factor_decay": Setting(0.95, DECAY),
         "damping": Setting(1e-3, NOT_NEGATIVE),
         "refresh_every": Setting(50, INTERVAL),
@@ -87,7 +101,7 @@ RECIPE = Recipe(
     },
     formula="D = P_B·polar(P_B M̂ P_A)·P_A;  P = (factor + π-balanced damping)^−½, no graft",
     origin="LukeTri/kfac-muon; symmetric roots, which give the same update as its Cholesky factors",
-    work=StepWork(matched_polar_work, captured=CapturedFactors(root_work, one_for="block")),
+    work=StepWork(matched_polar_work, captured=CapturedFactors(_root_work, one_for="block")),
 )
 
 

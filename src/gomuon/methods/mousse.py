@@ -3,15 +3,19 @@
 import torch
 from torch import Tensor
 
-from gomuon.functional.linalg import decompose, guarded, identity_like, trace_mean
+from gomuon.functional.inverse_roots import inverse_power
+from gomuon.functional.linalg import decompose, identity_like, trace_mean
 from gomuon.functional.oracle import inside_only_direction, preconditioned
-from gomuon.geometry.gradient_grams import GradientGrams, inverse_power
+from gomuon.functional.product_roots import product_root
+from gomuon.functional.root_batches import Root, RootBatch
+from gomuon.geometry.gradient_grams import GradientGrams
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     MUON,
+    ROOTS,
     Clock,
     Group,
     length,
@@ -41,18 +45,27 @@ from gomuon.settings import (
 )
 
 
-def trace_normalised_roots(S: Tensor, observations: int, group: Group) -> list[Tensor | None]:
-    """Bias-corrected, scaled to mean eigenvalue one, + εI, eigenvalues lifted to ≥ ε; then ^−α."""
-    corrected = S / (1 - group["factor_decay"] ** observations)
-    scale = trace_mean(corrected)
-    normalised = torch.where(scale > 0, corrected / scale, identity_like(S))
+def trace_normalised_roots(S: Tensor, observations: int, group: Group) -> RootBatch:
+    """Bias-corrected, scaled to mean eigenvalue one, + εI, eigenvalues lifted to ≥ ε; then ^−α.
+
+    By products, negative eigenvalues have the floor of `product_root` instead.
+    """
+
+    def normalised(S: Tensor) -> Tensor:
+        corrected = S / (1 - group["factor_decay"] ** observations)
+        scale = trace_mean(corrected)
+        mean_one = torch.where(scale > 0, corrected / scale, identity_like(S))
+        return mean_one + group["epsilon"] * identity_like(S)
 
     def root(S: Tensor) -> Tensor:
         values, V = decompose(torch.linalg.eigh, S)
         shift = (-values[..., :1]).clamp_min(0) + group["epsilon"]
         return inverse_power(values + shift, V, group["alpha"])
 
-    return guarded(root, normalised + group["epsilon"] * identity_like(S))
+    def multiplied(S: Tensor) -> tuple[Tensor, Tensor]:
+        return product_root(S + group["epsilon"] * identity_like(S), group["alpha"])
+
+    return RootBatch(S, Root(root, multiplied), normalised)
 
 
 def matched_polar_own_length(X: Tensor, stack: Stack, group: Group) -> Tensor:
@@ -67,6 +80,10 @@ def _step_work(x: Matrices, group: Group) -> Work:
     return 2 * maps_work(x, True, True) + plain_polar_work(x, group)
 
 
+def _root_work(x: Matrices, group: Group) -> Work:
+    return both_roots_work(x, group, group["alpha"])
+
+
 RECIPE = Recipe(
     "Mousse",
     geometry=GradientGrams(trace_normalised_roots),
@@ -77,6 +94,7 @@ RECIPE = Recipe(
     settings={
         **rate(0.01),
         **with_defaults(MUON, nesterov=False, weight_decay=0.01),
+        **ROOTS,
         "factor_decay": Setting(0.95, DECAY),
         "alpha": Setting(0.125, EXPONENT),
         "epsilon": Setting(1e-10, NOT_NEGATIVE),
@@ -89,7 +107,7 @@ RECIPE = Recipe(
     work=StepWork(
         _step_work,
         observe=gram_work,
-        renew=both_roots_work,
+        renew=_root_work,
         keeps=momentum_factors_and_maps,
     ),
 )

@@ -10,17 +10,27 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from gomuon.functional.factors import guarded_roots
 from gomuon.functional.linalg import identity_like
+from gomuon.functional.root_batches import Root, RootBatch
 from gomuon.geometry.base import Geometry
+from gomuon.geometry.root_jobs import FactorJob, run_jobs
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.specs import LayerSpec
 from gomuon.parameters.stacks import Layer, Stack, group_by_key
 from gomuon.parameters.state import Entries, Side
 from gomuon.recipes.recipe import ModelUse, Recipe
 from gomuon.recipes.registry import register
-from gomuon.recipes.stations import PAPER, Group, lerp_momentum, matched_polar, muon_scale, rate
+from gomuon.recipes.stations import (
+    PAPER,
+    ROOTS,
+    Group,
+    lerp_momentum,
+    matched_polar,
+    muon_scale,
+    rate,
+)
 from gomuon.recipes.work import (
+    Factors,
     Kept,
     Matrices,
     Product,
@@ -93,15 +103,18 @@ class PartnerGram(Geometry):
     def renew(self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group) -> Sequence[Layer]:
         weights = {layer.parameter: layer.whole_weight for layer in due}
         paired = [layer for layer in due if layer.spec.partner is not None]
-        failed: list[Layer] = []
+        jobs: list[FactorJob] = []
         for batch in group_by_key(paired, lambda layer: (layer.shape, layer.blocks, layer.dtype)):
             W = torch.stack([_partner_weights(layer, weights) for layer in batch])
             gram = W.mT @ W
             damped = gram + group["partner_damping"] * identity_like(gram)
-            for layer, root in zip(batch, guarded_roots(damped, 0.5), strict=True):
-                if not layer.set_map("right_map", None if root is None else 0.5 * root):
-                    failed.append(layer)
-        return failed
+            alone = [[layer] for layer in batch]
+            jobs.append(FactorJob(RootBatch(damped, Root.of(0.5)), alone, _store_half))
+        return run_jobs(jobs, group["roots"])
+
+
+def _store_half(layer: Layer, root: Tensor | None) -> bool:
+    return layer.set_map("right_map", None if root is None else 0.5 * root)
 
 
 def _partner_weights(layer: Layer, weights: Mapping[Tensor, Tensor]) -> Tensor:
@@ -122,7 +135,10 @@ def _step_work(x: Matrices, group: Group) -> Work:
 
 def _partner_work(x: Matrices, group: Group) -> Work:
     """WᵀW of the partner, head by head, and its root."""
-    return [Product(x.count, x.n, x.m, x.n), *root_work(x.count, x.n)] if x.has_partner else []
+    if not x.has_partner:
+        return []
+    roots = root_work(Factors(x.count, x.n, 1, x.float64), group, 0.5)
+    return [Product(x.count, x.n, x.m, x.n), *roots]
 
 
 def _kept(x: Matrices, group: Group) -> Kept:
@@ -139,6 +155,7 @@ RECIPE = Recipe(
     settings={
         **rate(0.018),
         **PAPER,
+        **ROOTS,
         "heads": Setting(None, optional(INTERVAL)),
         "partner_damping": Setting(0.01, POSITIVE),
     },

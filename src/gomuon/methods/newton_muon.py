@@ -1,13 +1,17 @@
 """Newton-Muon: gradients multiplied by an inverse activation moment before the momentum."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from gomuon.functional.linalg import guarded, identity_like, is_diagonal, trace_mean
+from gomuon.functional.linalg import identity_like, is_diagonal, trace_mean
 from gomuon.functional.oracle import preconditioned
-from gomuon.geometry.captured import CapturedMoments, map_jobs, run_jobs
+from gomuon.functional.product_roots import product_root
+from gomuon.functional.root_batches import Root
+from gomuon.geometry.captured import CapturedMoments
+from gomuon.geometry.root_jobs import FactorJob, map_jobs
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.recipes.recipe import Recipe
@@ -15,6 +19,7 @@ from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     CAPTURE,
     MUON,
+    ROOTS,
     Clock,
     Group,
     lerp,
@@ -25,24 +30,29 @@ from gomuon.recipes.stations import (
 from gomuon.recipes.work import (
     CapturedFactors,
     Decomposition,
+    Factors,
     Matrices,
     StepWork,
     Work,
     maps_work,
     plain_polar_work,
+    root_work,
 )
 from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting
 
 
-def ridge_inverse_map(layers: Sequence[Layer], group: Group) -> list[Layer]:
+def ridge_inverse_map(layers: Sequence[Layer], group: Group) -> list[FactorJob]:
     """P_A = (A + (d·tr(A)/n + 1e-8)·I)⁻¹, block by block if A is block-diagonal."""
 
-    def inverse(S: Tensor) -> Tensor:
+    def damped(S: Tensor) -> Tensor:
         ridge = group["damping"] * trace_mean(S) + 1e-8
-        damped = S + ridge * identity_like(S)
-        return damped.reciprocal() if is_diagonal(S) else torch.linalg.inv(damped)
+        return S + ridge * identity_like(S)
 
-    return run_jobs(map_jobs(layers, "right", lambda S: guarded(inverse, S)))
+    def inverse_of(S: Tensor) -> Tensor:
+        return S.reciprocal() if is_diagonal(S) else torch.linalg.inv(S)
+
+    inverse = partial(product_root, power=1.0)
+    return map_jobs(layers, "right", Root(inverse_of, inverse), damped)
 
 
 def momentum_of_right_preconditioned(stack: Stack, group: Group) -> Tensor:
@@ -56,8 +66,10 @@ def _step_work(x: Matrices, group: Group) -> Work:
     return maps_work(x, False, x.captured[1]) + plain_polar_work(x, group)
 
 
-def _inverse_work(count: int, d: int) -> Work:
-    return [Decomposition(count, "inv", d, d)]
+def _inverse_work(x: Factors, group: Group) -> Work:
+    if group["roots"] == "products":
+        return root_work(x, group, 1.0)
+    return [Decomposition(x.count, "inv", x.d, x.d)]
 
 
 RECIPE = Recipe(
@@ -72,6 +84,7 @@ RECIPE = Recipe(
     settings={
         **rate(0.02),
         **MUON,
+        **ROOTS,
         "factor_decay": Setting(0.95, DECAY),
         "damping": Setting(0.2, NOT_NEGATIVE),
         "refresh_every": Setting(32, INTERVAL),

@@ -1,17 +1,23 @@
 """Scalable Shampoo."""
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
-from gomuon.functional.linalg import decompose, guarded, widened
+from gomuon.functional.inverse_roots import inverse_power
+from gomuon.functional.linalg import decompose, widened
 from gomuon.functional.oracle import preconditioned
-from gomuon.geometry.gradient_grams import GradientGrams, inverse_power
+from gomuon.functional.product_roots import product_root
+from gomuon.functional.root_batches import Root, RootBatch
+from gomuon.geometry.gradient_grams import GradientGrams
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     MOMENTUM,
+    ROOTS,
     Clock,
     Group,
     gradient,
@@ -33,7 +39,7 @@ from gomuon.recipes.work import (
 from gomuon.settings import INTERVAL, NOT_NEGATIVE, SHARE, Setting, one_of, with_defaults
 
 
-def ridge_roots(S: Tensor, observations: int, group: Group) -> list[Tensor | None]:
+def ridge_roots(S: Tensor, observations: int, group: Group) -> RootBatch:
     """(S + ridge·λ_max·I)^(−power)."""
 
     def root(S: Tensor) -> Tensor:
@@ -43,7 +49,8 @@ def ridge_roots(S: Tensor, observations: int, group: Group) -> list[Tensor | Non
         ridged = torch.where(largest > 0, values.clamp_min(0) + group["ridge"] * largest, 1.0)
         return inverse_power(ridged, V, group["power"]).to(S.dtype)
 
-    return guarded(root, S)
+    multiplied = partial(product_root, power=group["power"], shift=group["ridge"])
+    return RootBatch(S, Root(root, multiplied))
 
 
 def grafted_preconditioning(X: Tensor, stack: Stack, group: Group) -> Tensor:
@@ -65,6 +72,10 @@ def _step_work(x: Matrices, group: Group) -> Work:
     return maps_work(x, True, True)
 
 
+def _root_work(x: Matrices, group: Group) -> Work:
+    return both_roots_work(x, group, group["power"], group["ridge"])
+
+
 def _kept(x: Matrices, group: Group) -> Kept:
     kept = momentum_factors_and_maps(x, group)
     averages = group["graft"] in ("adagrad", "rmsprop")
@@ -81,6 +92,7 @@ RECIPE = Recipe(
     settings={
         **rate(1e-2),
         **with_defaults(MOMENTUM, momentum=0.9),
+        **ROOTS,
         "factor_decay": Setting(0.999, SHARE),
         "ridge": Setting(1e-6, NOT_NEGATIVE),
         "power": Setting(0.25, SHARE),
@@ -91,7 +103,7 @@ RECIPE = Recipe(
     },
     formula="D = L^−¼ G R^−¼, grafted to the length of another rule's step, then momentum",
     origin="Anil et al. 2020, google-research scalable_shampoo",
-    work=StepWork(_step_work, observe=gram_work, renew=both_roots_work, keeps=_kept),
+    work=StepWork(_step_work, observe=gram_work, renew=_root_work, keeps=_kept),
 )
 
 

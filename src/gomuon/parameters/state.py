@@ -128,6 +128,7 @@ EVERY_METHOD: dict[str, Entry] = {
     **ADAMW_ENTRIES,
     COUNT: Count(),
     "failures": Count(),
+    "root_fallbacks": Count(),
     "momentum": Memory(),
     "square": Memory(lowest=0.0),
 }

@@ -18,12 +18,14 @@ from gomuon.functional.oracle import frobenius_graft, matched_direction
 from gomuon.functional.polar_factor import polar
 from gomuon.parameters.stacks import Stack
 from gomuon.settings import (
+    CONDITION,
     DECAY,
     EXPONENTS,
     FLAG,
     INTERVAL,
     NOT_NEGATIVE,
     POLAR,
+    ROOT_METHOD,
     SHRINKAGE,
     WHOLE,
     Setting,
@@ -214,8 +216,11 @@ CAPTURE: Settings = {
     "max_side": Setting(None, optional(INTERVAL)),
     "long_sides": Setting("identity", one_of("identity", "diagonal")),
 }
+ROOTS: Settings = {"roots": Setting("auto", ROOT_METHOD)}
 CURVATURE: Settings = {
     **CAPTURE,
+    **ROOTS,
+    "max_condition": Setting(None, optional(CONDITION)),
     "alpha": Setting(0.25, EXPONENTS),
     "refresh_every": Setting(4, INTERVAL),
     "factor_decay": Setting(0.97, DECAY),

@@ -9,12 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from gomuon.functional.polar_express import (
     BFLOAT16_STEPS,
     FAST_STEPS,
     RECTANGULAR,
     STEPS_PER_GRAM,
 )
+from gomuon.functional.product_roots import product_count
 from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
 
 Group = Mapping[str, Any]
@@ -133,18 +136,28 @@ def momentum(matrices: Matrices, group: Group) -> Kept:
 
 
 @dataclass(frozen=True)
+class Factors:
+    """`count` factors, d × d, of the left (0) or the right (1) side of a layer."""
+
+    count: int
+    d: int
+    side: int
+    float64: bool = False
+
+
+@dataclass(frozen=True)
 class CapturedFactors:
     """What a method makes of captured factors, and what it keeps.
 
     Attributes:
-        map_work: of `count` maps made of factors of side d.
+        map_work: of the maps that are made of such factors.
         one_for: "factor" if layers that share a factor share its map as well; "layer" if each of
             them keeps a copy of it; "block" if every block of every layer has a map made for it.
         map_elements: numbers in a map of side d; a diagonal has d.
         keeps_inputs: whether A is kept once its map is made.
     """
 
-    map_work: Callable[[int, int], Work]
+    map_work: Callable[[Factors, Group], Work]
     one_for: Literal["factor", "layer", "block"] = "factor"
     map_elements: Callable[[int], int] = lambda d: d * d
     keeps_inputs: Callable[[Group], bool] = lambda group: True
@@ -261,14 +274,19 @@ def gram_work(x: Matrices, group: Group) -> Work:
     return [Product(x.count, x.m, x.n, x.m), Product(x.count, x.n, x.m, x.n)]
 
 
-def root_work(count: int, d: int) -> Work:
-    """Inverse roots: eigenvectors, and the product that puts them together."""
-    return [Decomposition(count, "eigh", d, d), *symmetric(count, d, d)]
+def root_work(x: Factors, group: Group, power: float, shift: float = 0.0) -> Work:
+    """Inverse roots, as the setting `roots` says; "auto" is the CPU's choice here."""
+    if group["roots"] == "products":
+        dtype = torch.float64 if x.float64 else torch.float32
+        return [Product(x.count * product_count(power, dtype, shift), x.d, x.d, x.d)]
+    # Eigenvectors, and the product that puts them together.
+    return [Decomposition(x.count, "eigh", x.d, x.d), *symmetric(x.count, x.d, x.d)]
 
 
-def both_roots_work(x: Matrices, group: Group) -> Work:
+def both_roots_work(x: Matrices, group: Group, power: float, shift: float = 0.0) -> Work:
     """An inverse root for either side of every block."""
-    return root_work(x.count, x.m) + root_work(x.count, x.n)
+    both = [Factors(x.count, d, side, x.float64) for side, d in enumerate((x.m, x.n))]
+    return [operation for each in both for operation in root_work(each, group, power, shift)]
 
 
 # ---- state that several methods have in common ---------------------------------------------------

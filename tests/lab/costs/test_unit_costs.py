@@ -108,6 +108,13 @@ FURTHER: list[tuple[str, dict[str, Any]]] = [
     ("SOAP", {"max_side": 16}),
     ("Halfspace", {"tau": 1e-6}),
     ("Halfspace", {"block_size": 7}),
+    ("GoMuon", {"roots": "products"}),
+    ("GoMuon", {"roots": "products", "alpha": (0.5, 0.3), "max_condition": 100.0}),
+    *(
+        (name, {"roots": "products"})
+        for name, kind in METHODS.items()
+        if "roots" in kind.recipe.settings and name != "GoMuon"
+    ),
 ]
 # Other settings where a step is not the usual one, for the reason given; None leaves the case out.
 UNUSUAL: dict[tuple[str, str], dict[str, Any] | None] = {

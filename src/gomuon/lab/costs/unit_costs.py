@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from gomuon.lab.costs.layers import MatrixLayer, SideFactors
 from gomuon.parameters.side_forms import LEFT, RIGHT
-from gomuon.recipes.work import CapturedFactors, LayerWork, StepWork, Work, symmetric
+from gomuon.recipes.work import CapturedFactors, Factors, LayerWork, StepWork, Work, symmetric
 
 STEP_BYTES = 4  # AdamW's own count of steps, one float32 for each parameter
 Layers = Sequence[MatrixLayer]
@@ -25,21 +25,25 @@ def renewal_work(unit: Layers, work: StepWork) -> Work:
     """What renews the maps, once for a right factor that layers share."""
     made = layers_work(unit, work.renew)
     if work.captured is not None:
-        for count, d in _maps_made(unit, work.captured):
-            made += work.captured.map_work(count, d)
+        for factors in _maps_made(unit, work.captured):
+            made += work.captured.map_work(factors, unit[0].settings)
     return made
 
 
-def _maps_made(unit: Layers, factors: CapturedFactors) -> list[tuple[int, int]]:
-    """(count, side) of the square maps that are made of captured factors."""
-    if factors.one_for == "block":
+def _maps_made(unit: Layers, captured: CapturedFactors) -> list[Factors]:
+    """The square factors that maps are made of."""
+    both: list[tuple[int, SideFactors]]
+    if captured.one_for == "block":
         both = [
-            SideFactors(x.matrices.count, x.factors[w].form) for x in unit for w in _captured(x)
+            (side, SideFactors(x.matrices.count, x.factors[side].form))
+            for x in unit
+            for side in _captured(x)
         ]
     else:
-        lefts = [x.factors[LEFT] for x in unit if x.matrices.captured[LEFT]]
-        both = lefts + [x.factors[RIGHT] for x in _right_factor(unit)]
-    return [made.squares for made in both]
+        both = [(LEFT, x.factors[LEFT]) for x in unit if x.matrices.captured[LEFT]]
+        both += [(RIGHT, x.factors[RIGHT]) for x in _right_factor(unit)]
+    float64 = unit[0].matrices.float64
+    return [Factors(*made.squares, side, float64) for side, made in both]
 
 
 def _captured(layer: MatrixLayer) -> list[int]:
