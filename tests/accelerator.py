@@ -32,6 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gomuon.capture import hooks
 from gomuon.lab.costs.recorder import OperationRecorder, RecordedOperation
+from gomuon.lab.machine import on_threads
 from gomuon.recipes.registry import METHODS
 from tests.models import tokens, transformer
 
@@ -104,7 +105,8 @@ def recorded_steps(name: str, device: str) -> RecordedSteps:
     recorded = []
     for step in range(STEPS):
         batch = tokens(step).to(device), torch.randn(5, 2, 8, 8).to(device)
-        with OperationRecorder() as record:
+        # One thread: there is little to compute, and other processes may need the cores.
+        with on_threads(1), OperationRecorder() as record:
             optimizer.zero_grad()
             model(*batch).backward()
             optimizer.step()
