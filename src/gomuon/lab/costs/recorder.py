@@ -64,7 +64,7 @@ class RecordedOperation:
 class OperationRecorder(AbstractContextManager["OperationRecorder"]):
     """Records what runs inside: `with OperationRecorder() as record: optimizer.step()`.
 
-    Backward passes are recorded, too. Meanwhile no work is given to other threads.
+    Backward passes are recorded, too. Meanwhile everything runs in this thread.
     """
 
     def __init__(self) -> None:
@@ -74,6 +74,8 @@ class OperationRecorder(AbstractContextManager["OperationRecorder"]):
         self._modes = ExitStack()
 
     def __enter__(self) -> Self:
+        # Devices other than the CPU have their own thread in backward passes.
+        self._modes.enter_context(torch.autograd.set_multithreading_enabled(False))
         self._modes.enter_context(_Operators(self))
         self._modes.enter_context(_Functions(self))
         return self
