@@ -62,8 +62,6 @@ def test_on_the_host(name: str) -> None:
         steps = recorded_steps(name, HOST)
     too_much = excess(name, steps.refresh, steps.reuse, steps.places)
     assert not too_much, too_much
-    reached = steps.refresh <= REFRESH and steps.reuse <= REUSE
-    assert not (reached and name in STILL), f"{name} has reached the goal: delete it from STILL"
 
 
 @pytest.mark.slow
@@ -84,12 +82,21 @@ def test_on_a_fake_device() -> None:
     methods: dict[str, dict[str, Any]] = found["methods"]
     assert list(methods) == list(METHODS)
     assert {name for name, steps in methods.items() if "failed" in steps} == SIZE_IS_READ
-    whole = {name: steps for name, steps in methods.items() if name not in SIZE_IS_READ}
-    too_much = [
-        excess(name, Unwanted(**steps["refresh"]), Unwanted(**steps["reuse"]), steps["places"])
-        for name, steps in whole.items()
-    ]
+    too_much, reached = [], []
+    for name, steps in methods.items():
+        if name not in SIZE_IS_READ:
+            refresh, reuse = Unwanted(**steps["refresh"]), Unwanted(**steps["reuse"])
+            too_much.append(excess(name, refresh, reuse, steps["places"]))
+            reached += [name] if refresh <= REFRESH and reuse <= REUSE else []
     assert not any(too_much), "\n".join(filter(None, too_much))
+    excused = [name for name in reached if name in STILL and reaches_the_goal_on_the_host(name)]
+    assert not excused, f"{excused} have reached the goal: delete them from STILL"
+
+
+def reaches_the_goal_on_the_host(name: str) -> bool:
+    with host_as_accelerator():
+        steps = recorded_steps(name, HOST)
+    return steps.refresh <= REFRESH and steps.reuse <= REUSE
 
 
 def test_the_branch_is_really_taken() -> None:
