@@ -28,9 +28,9 @@ from gomuon.recipes.registry import METHODS
 
 TITLES = {"GoMuon": "Go-MUON", "KFAC": "K-FAC", "KFACMuon": "K-FAC Muon"}
 # Settings that only some of the methods have are left out for the others.
-FAST = {"polar": "polar-express", "roots": "auto"}
-EXACT = {"polar": "canonical"}
-PRESET = {"polar": "polar-express", "refresh_every": 8}
+FAST = {"polar": "fast", "roots": "auto"}
+EXACT = {"polar": "exact"}
+PRESET = {"preset": "fast"}
 
 
 def method_arm(method: str, name: str = "", words: str = "", **options: Any) -> BenchArm:
