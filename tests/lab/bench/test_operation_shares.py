@@ -8,6 +8,7 @@ import torch
 from gomuon import GoMuon
 from gomuon.lab.bench import further_tables, operation_shares, workloads
 from gomuon.lab.bench.all_arms import arms_by_name, choose
+from gomuon.lab.bench.arms import BenchArm
 from gomuon.lab.bench.operation_shares import DECOMPOSITIONS
 from gomuon.lab.bench.runners import build_runner
 from gomuon.lab.costs.layers import find_layers, units_of
@@ -73,12 +74,16 @@ def test_dtypes_are_told_apart() -> None:
 
 
 def test_a_cycle_longer_than_the_record_is_marked() -> None:
-    found = operation_shares.measure("tiny", choose("kfac-muon"), lambda name, step: None)
-    assert not found["arms"]["kfac-muon"]["cycle"]
+    build = arms_by_name()["newton-schulz"].build
+    rare = BenchArm("rare", "Rare", "nowhere", build, interval=1000)
+    arms = [*choose("kfac-muon"), rare]
+    found = operation_shares.measure("tiny", arms, lambda name, step: None)
+    assert found["arms"]["kfac-muon"]["cycle"]
+    assert not found["arms"]["rare"]["cycle"]
     result = {**made_result(), "operations": {"paper": found}}
     table = further_tables.operations_table(result)
     assert table is not None
-    assert str(table.rows[1][1]).endswith(" *")
+    assert [str(row[1]).endswith(" *") for row in table.rows] == [False, False, True]
 
 
 def test_the_narrow_model_has_the_same_layers() -> None:

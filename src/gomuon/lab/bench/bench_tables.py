@@ -49,7 +49,7 @@ def _row(
 ) -> tuple[Cell | str, ...]:
     work = result["workloads"][workload]
     if "failed" in entry:
-        return (entry["title"], str(entry.get("interval", ABSENT)), entry["failed"])
+        return (entry["title"], str(entry.get("interval") or ABSENT), entry["failed"])
     step, whole = against_passes(work, arm, "step"), against_passes(work, arm, "whole")
     peak = ABSENT
     if entry["peak_bytes"] is not None:

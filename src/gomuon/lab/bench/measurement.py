@@ -17,7 +17,7 @@ from gomuon.lab.bench.interleaving import (
 )
 from gomuon.lab.bench.memory import held_bytes, peak_bytes
 from gomuon.lab.bench.runners import build_runners
-from gomuon.lab.bench.workloads import WINDOW, Size, Workload
+from gomuon.lab.bench.workloads import LONGEST, WINDOW, Size, Workload
 
 WARMUP = 2
 ALLOWANCE = 20.0  # seconds
@@ -111,7 +111,7 @@ def _bytes(runner: Runner, peak: bool) -> dict[str, Any]:
     state = held_bytes(runner.stepper, [*parameters, *buffers])
     if not peak:
         return {"state_bytes": state, "peak_bytes": None}
-    steps = runner.interval if runner.interval <= WINDOW else 1
+    steps = runner.interval if runner.interval <= LONGEST else 1
     most = max(peak_bytes(runner.timed_step) for _ in range(steps))
     return {
         "state_bytes": state,

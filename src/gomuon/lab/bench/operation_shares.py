@@ -15,7 +15,7 @@ from gomuon.lab.bench.arms import BenchArm
 from gomuon.lab.bench.interleaving import Runner, interleave, mean_over_cycles, reason
 from gomuon.lab.bench.measurement import digits
 from gomuon.lab.bench.runners import build_runners
-from gomuon.lab.bench.workloads import SHAPES, WINDOW, Size, Workload, find, transformer
+from gomuon.lab.bench.workloads import LONGEST, SHAPES, WINDOW, Size, Workload, find, transformer
 from gomuon.lab.costs.recorder import OperationRecorder, RecordedOperation
 from gomuon.lab.machine import on_threads
 
@@ -86,9 +86,9 @@ def _python_shares(
 def flops_shares(runner: Runner, bare: Counter[str]) -> dict[str, Any]:
     """FLOPs a step adds, over those of the passes, and the shares of their kinds.
 
-    Of one cycle, or of sixteen steps where a cycle is longer.
+    Of one cycle, or of some steps where a cycle is too long.
     """
-    steps = min(runner.interval, WINDOW)
+    steps = runner.interval if runner.interval <= LONGEST else WINDOW
     runner.timed_step()
     with on_threads(1), OperationRecorder() as record:
         for _ in range(steps):

@@ -20,6 +20,7 @@ Size = Literal["full", "quick", "tiny"]
 Batch = tuple[Tensor, Tensor]
 SEED = 17
 WINDOW = 16  # steps: a whole cycle of arms that refresh every 16 steps
+LONGEST = 64  # steps: of arms that refresh less often, no whole cycle is measured
 BATCHES = 4  # used in turn; the time of a step does not depend on their content
 
 
