@@ -4,15 +4,30 @@ from __future__ import annotations
 
 import importlib.util
 import types
+from typing import Any
 
 import pytest
 import torch
 
-from gomuon.lab.bench import measurement, other_packages, workloads
-from gomuon.lab.bench.all_arms import arms_by_name, choose
-from gomuon.lab.bench.arms import OWN, REFERENCE, BenchArm, CannotTrain
-from gomuon.lab.bench.benchmark import BenchmarkSettings
+from gomuon.lab.bench import (
+    all_arms,
+    growth,
+    measurement,
+    other_packages,
+    own_arms,
+    targets,
+    tokens_per_step,
+    workloads,
+)
+from gomuon.lab.bench.all_arms import arms_by_name, arms_for, choose
+from gomuon.lab.bench.arms import REFERENCE, BenchArm, CannotTrain
+from gomuon.lab.bench.bench_parts import BenchmarkSettings
+from gomuon.lab.bench.networks import ResNet18
+from gomuon.lab.bench.own_arms import OWN
+from gomuon.lab.bench.runners import build_runner
 from gomuon.lab.errors import LabError
+from gomuon.lab.experiments.optimizers import command_name
+from gomuon.recipes.registry import METHODS
 from tests.versions import HAS_MUON
 
 RIVALS = other_packages.package_arms(compiled=False)
@@ -31,9 +46,16 @@ def step_times(arm: BenchArm, name: str) -> dict[str, object]:
     return entry
 
 
-@pytest.mark.parametrize("name", ["paper", "mlp", "conv"])
-@pytest.mark.parametrize("arm", OWN, ids=lambda arm: arm.name)
-def test_own_arms_train_every_model(arm: BenchArm, name: str) -> None:
+@pytest.mark.parametrize(
+    ("arm", "name"),
+    [
+        pytest.param(arm, name, id=f"{arm.name}-{name}")
+        for name in ("paper", "mlp", "conv", "resnet")
+        for arm in arms_for(name, "", full=False)[0]
+        if arm in OWN
+    ],
+)
+def test_own_arms_train_every_model_they_are_meant_for(arm: BenchArm, name: str) -> None:
     if arm.name == "torch-muon" and not HAS_MUON:
         pytest.skip(f"torch {torch.__version__} has no Muon")
     entry = step_times(arm, name)
@@ -43,6 +65,44 @@ def test_own_arms_train_every_model(arm: BenchArm, name: str) -> None:
     assert "failed" not in entry
     assert isinstance(entry["state_bytes"], int)
     assert entry["state_bytes"] > 0
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_with_a_polar_factor_has_a_fast_tier(method: str) -> None:
+    """So that no rival of Go-MUON is handicapped."""
+    name = command_name(method)
+    if "polar" not in METHODS[method].recipe.settings:
+        assert f"{name}-fast" not in arms_by_name()
+        return
+    names = ["go-muon-4", "go-muon-16"] if method == "GoMuon" else [name]
+    arms, work = arms_by_name(), workloads.find("paper", "tiny")
+    polars = [build_runner(arms[n], work).stepper.defaults["polar"] for n in names]  # type: ignore[attr-defined]
+    assert polars == [METHODS[method].recipe.defaults["polar"]] * len(names)
+    fast: Any = build_runner(arms[f"{names[0]}-fast"], work).stepper
+    chosen = {key: fast.defaults[key] for key in own_arms.FAST if key in fast.recipe.settings}
+    assert chosen.items() <= own_arms.FAST.items()
+    assert "polar" in chosen
+
+
+def test_exact_arms_stay_exact_whatever_the_default_becomes() -> None:
+    work = workloads.find("paper", "tiny")
+    for name in ("muon-exact", "go-muon-4-exact"):
+        optimizer: Any = build_runner(arms_by_name()[name], work).stepper
+        assert optimizer.defaults["polar"] == own_arms.EXACT["polar"]
+
+
+def test_every_arm_that_is_selected_exists() -> None:
+    selected = {*all_arms.USUAL, *growth.ARMS, *tokens_per_step.ARMS}
+    selected |= {name for names in all_arms.ENOUGH.values() for name in names}
+    selected |= {name for names in all_arms.TOO_SLOW.values() for name in names}
+    assert selected <= set(arms_by_name())
+    assert {*all_arms.ENOUGH, *all_arms.TOO_SLOW, all_arms.EVERY_ARM} <= set(workloads.NAMES)
+    # Every target can be measured with the arms that are selected without being named.
+    for workload in workloads.NAMES:
+        arms, _ = arms_for(workload, "", full=True)
+        assert targets.arms_of(workload) <= {arm.name for arm in arms}, workload
+    on_paper = {arm.name for arm in arms_for("paper", "", full=True)[0]}
+    assert on_paper == set(arms_by_name())
 
 
 def test_gpt2_is_trained_by_transformers_own_layers() -> None:
@@ -93,10 +153,15 @@ def test_rivals_are_given_the_matrices_and_adamw_the_rest(monkeypatch: pytest.Mo
 
 
 def test_intervals_are_those_of_the_recipes_and_packages() -> None:
-    found = {name: arm.interval for name, arm in arms_by_name().items()}
+    work = workloads.find("paper", "tiny")
+    ours = [arm for arm in OWN if arm.package == "gomuon"]
+    assert all(arm.interval is None for arm in ours)
+    found = {arm.name: build_runner(arm, work).interval for arm in ours}
     assert [found[f"go-muon-{K}"] for K in (1, 4, 16)] == [1, 4, 16]
-    assert found["soap"] == found["shampoo"] == found["mousse"] == 10
-    assert found["muon"] == found["kfac"] == found["torch-muon"] == 1
+    assert found["soap"] == found["shampoo"] == found["mousse"] == found["mousse-fast"] == 10
+    assert found["muon"] == found["kfac"] == found["muon-fast"] == 1
+    assert (found["kfac-muon"], found["newton-muon"]) == (50, 32)
+    found |= {name: arm.interval for name, arm in arms_by_name().items() if arm.interval}
     for package, name, key in (
         ("heavyball", "SOAP", "precondition_frequency"),
         ("pytorch_optimizer", "SOAP", "precondition_frequency"),
@@ -132,7 +197,7 @@ def test_an_arm_that_cannot_be_built_does_not_end_the_run() -> None:
         raise KeyError("made up")
 
     for build, said in ((unfit, "made up"), (broken, "KeyError: 'made up'")):
-        assert step_times(BenchArm("odd", "Odd", "nowhere", 1, build), "paper")["failed"] == said
+        assert step_times(BenchArm("odd", "Odd", "nowhere", build), "paper")["failed"] == said
 
 
 @pytest.mark.parametrize(
@@ -155,7 +220,7 @@ def test_bad_wishes_are_refused_before_anything_runs(
 
 
 def test_a_workload_is_the_same_at_every_call() -> None:
-    for name in ("paper", "mlp", "conv", "overhead"):
+    for name in ("paper", "mlp", "conv", "resnet", "overhead"):
         one, other = workloads.find(name, "tiny"), workloads.find(name, "tiny")
         torch.rand(3)
         for p, q in zip(one.make().parameters(), other.make().parameters(), strict=True):
@@ -172,5 +237,18 @@ def test_the_full_models_are_those_the_bars_speak_of() -> None:
     assert workloads.find("paper", "full").batches[0][0].shape == (16, 128)
     chain = workloads.find("mlp", "full").make()
     assert [tuple(p.shape) for p in chain.parameters()] == [(512, 512)] * 4
+    chain = workloads.find("mlp-2048", "full").make()
+    assert [tuple(p.shape) for p in chain.parameters()] == [(2048, 2048)] * 4
+    assert workloads.find("mlp-2048", "full").batches[0][0].shape == (1024, 2048)
     tiny = workloads.find("overhead", "full").make()
     assert [tuple(p.shape) for p in tiny.parameters()] == [(8, 8)] * 200
+
+
+def test_resnet_has_the_parameters_and_shapes_of_torchvisions() -> None:
+    model = ResNet18()
+    assert sum(p.numel() for p in model.parameters()) == 11_689_512
+    shapes = [tuple(m.weight.shape) for m in model.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert (len(shapes), shapes[0], shapes[-1]) == (20, (64, 3, 7, 7), (512, 512, 3, 3))
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 1000)
+    batch = workloads.find("resnet", "full").batches[0]
+    assert (batch[0].shape, batch[1].shape) == ((32, 3, 32, 32), (32,))

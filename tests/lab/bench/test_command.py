@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from gomuon.lab import cli, machine
-from gomuon.lab.bench import benchmark, growth, speed_page, workloads
+from gomuon.lab.bench import (
+    benchmark,
+    growth,
+    measurement,
+    speed_page,
+    tokens_per_step,
+    workloads,
+)
 from gomuon.lab.bench.workloads import Size
 from tests.lab.helpers.commands import refused
 from tests.lab.helpers.made_bench import made_result
@@ -27,6 +34,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     for shapes in workloads.SHAPES.values():
         monkeypatch.setitem(shapes, "quick", shapes[small])
     monkeypatch.setitem(growth.SIZES, "quick", growth.SIZES[small])
+    monkeypatch.setitem(tokens_per_step.SIZES, "quick", tokens_per_step.SIZES[small])
     monkeypatch.setitem(growth.BASE, "quick", growth.BASE[small])
     monkeypatch.setitem(growth.HEAD, "quick", growth.HEAD[small])
     monkeypatch.chdir(tmp_path)
@@ -56,6 +64,13 @@ def test_from_start_to_page(tiny: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert result["memory"]["hooks"]["ratio"] == pytest.approx(1, abs=0.01)
     for axis in ("width", "depth"):
         assert result["scaling"][axis]["arms"]["go-muon-4"]["exponent"] is not None
+    tokens = result["tokens"]["paper"]
+    assert tokens["sizes"] == [16, 64]
+    assert set(tokens["arms"]) == {"adamw", "go-muon-4", "newton-schulz"}
+    assert all(min(entry["whole"]) > 0 for entry in tokens["arms"].values())
+    operations = result["operations"]["paper"]["arms"]
+    assert set(operations) == set(ARMS.split(","))
+    assert all(entry["python"] > 0 for entry in operations.values())
     report = (tiny / "out" / "report.md").read_text()
     assert report == speed_page.markdown(
         benchmark.read_results(tiny / "out"), "bench.json", "bench"
@@ -130,9 +145,9 @@ def test_the_lab_code_that_the_benchmark_runs_is_part_of_its_source() -> None:
         text = path.read_text()
         imported |= set(re.findall(r"^from gomuon\.lab\.([\w.]+) import", text, re.MULTILINE))
     counted = {name.removesuffix(".py").replace("/", ".") for name in benchmark.OF_THE_LAB}
-    # These print, draw or check input: they change no number.
+    # These print, draw, give names or check input: they change no number.
     others = {"errors", "flags", "input_checks", "terminal", "report.document", "report.markdown"}
-    others |= {"report.svg", "formatting", "files"}
+    others |= {"report.svg", "formatting", "files", "experiments.optimizers"}
     folders = ("bench", "costs")
     assert {name for name in imported - others if not name.startswith(folders)} == counted
 
@@ -142,14 +157,14 @@ def test_ctrl_c_keeps_the_finished_parts(
 ) -> None:
     asked = ["--models", "mlp,paper", "--arms", "muon", "--no-scaling", "--out", "out"]
     bench(*asked)
-    real = benchmark.measurement.measure
+    real = measurement.measure
 
     def measure(workload: workloads.Workload, *rest: Any) -> Any:
         if workload.name == "paper":
             raise KeyboardInterrupt
         return real(workload, *rest)
 
-    monkeypatch.setattr(benchmark.measurement, "measure", measure)
+    monkeypatch.setattr(measurement, "measure", measure)
     command = ["bench", "--quick", "--threads", "1", *asked]
     assert cli.main([*command, "--fresh"]) == 130
     said = capsys.readouterr().err
@@ -215,14 +230,15 @@ def test_a_file_of_another_format_is_refused(
 
 def test_a_page_says_the_same_from_memory_and_from_its_file(tmp_path: Path) -> None:
     result = made_result(
-        wide={"muon": 1.0}, paper={"torch_muon": 5.0, "go_muon_4": 0.4}, mlp={"muon": 0.1}
+        wide={"muon": 1.0}, paper={"torch_muon": 5.0, "muon_fast": 0.4}, mlp={"muon": 0.1}
     )
     (tmp_path / "bench.json").write_text(json.dumps(result, sort_keys=True))
     text = speed_page.markdown(benchmark.read_results(tmp_path), "f", "p")
     assert "2 cores, AVX2" in text
     assert text == speed_page.markdown(benchmark.in_benchmark_order(result), "f", "p")
     assert re.findall("^## The (\\w+) model", text, re.MULTILINE) == ["paper", "wide", "mlp"]
-    assert "| 1 | paper: step, Go-MUON K=4 / torch Muon | 0.10 | 0.080 ± 0.011 | pass |" in text
+    line = "3 | paper: whole step, Muon, fast polar / torch Muon, with bfloat16 units | 1.00 |"
+    assert f"| {line} 0.233 ± 0.033 | no bfloat16 units |" in text
 
 
 def test_the_committed_page_is_made_from_the_committed_results(

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gomuon import GoMuon
 from gomuon.lab.bench import bench_tables, lower_bounds, targets, workloads
 from gomuon.lab.bench.arms import gomuon_optimizer
 from gomuon.lab.bench.interleaving import Runner
@@ -15,19 +16,21 @@ from gomuon.lab.bench.workloads import Workload
 from gomuon.recipes.work import Decomposition, flops
 from tests.lab.helpers.made_bench import made_result
 
-KERNELS = {"polar": 0.4, "whitened": 0.5, "maps": 0.1, "roots": 0.8, "moments": 0.4}
+KERNELS = {"polar": 0.5, "maps": 0.1, "roots": 0.8, "moments": 0.4}
+POLAR_ALONE = {"polar": 0.4, "maps": 0.0, "roots": 0.0, "moments": 0.0}
 
 
-def runner(workload: Workload, method: str) -> Runner:
+def runner(workload: Workload, method: str, **options: Any) -> Runner:
     model = workload.make()
-    made = Runner(model, gomuon_optimizer(method)(model), workload)
+    made = Runner(model, gomuon_optimizer(method, **options)(model), workload)
     for _ in range(2):
         made.timed_step()
     return made
 
 
 def test_the_paper_s_model_is_counted_once() -> None:
-    parts = lower_bounds.parts(workloads.find("paper", "full"))
+    workload = workloads.find("paper", "full")
+    parts = lower_bounds.parts(workload, GoMuon(workload.make()))
     # Three layers of q, k, v, o, gate, up, down; q, k, v share an input, gate and up another.
     roots = [(op.count, op.m) for op in parts["roots"] if isinstance(op, Decomposition)]
     assert sum(count for count, d in roots if d == 384) == 9
@@ -39,16 +42,31 @@ def test_the_paper_s_model_is_counted_once() -> None:
 
 def test_every_kind_of_work_takes_time() -> None:
     workload = workloads.find("paper", "tiny")
-    muon, go_muon = runner(workload, "Muon"), runner(workload, "GoMuon")
-    seconds = lower_bounds.measure(workload, {"muon": muon, "go-muon-4": go_muon})
-    assert list(seconds) == ["polar", "whitened", "maps", "roots", "moments"]
-    assert all(taken > 0 for taken in seconds.values())
-    assert list(lower_bounds.measure(workload, {"muon": muon})) == [
-        "polar",
-        "maps",
-        "roots",
-        "moments",
-    ]
+    arms = {"muon": runner(workload, "Muon"), "go-muon-4": runner(workload, "GoMuon")}
+    others = {"adamw": runner(workload, "SOAP")}
+    seconds = lower_bounds.measure(workload, {**arms, **others})
+    assert list(seconds) == ["muon", "go-muon-4"]
+    assert all(taken > 0 for taken in seconds["go-muon-4"].values())
+    assert list(seconds["go-muon-4"]) == list(KERNELS)
+    assert [kind for kind, taken in seconds["muon"].items() if taken > 0] == ["polar"]
+
+
+def test_what_is_timed_follows_the_settings_of_the_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def polar(X: Tensor, method: str) -> Tensor:
+        asked.append(method)
+        return X
+
+    monkeypatch.setattr(lower_bounds, "polar", polar)
+    workload = workloads.find("paper", "tiny")
+    one = runner(workload, "GoMuon", polar="svd", alpha=(0.0, 0.25), token_stride=4)
+    lower_bounds.measure(workload, {"one": one})
+    assert set(asked) == {"svd"}
+    both: Any = runner(workload, "GoMuon").stepper
+    found: Any = one.stepper
+    fewer, all_of_it = lower_bounds.parts(workload, found), lower_bounds.parts(workload, both)
+    assert all(0 < flops(fewer[kind]) < flops(all_of_it[kind]) for kind in fewer)
 
 
 def test_sources_are_those_of_the_step_that_is_timed() -> None:
@@ -68,37 +86,41 @@ def test_sources_are_those_of_the_step_that_is_timed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arm", "quantity", "least"),
+    ("seconds", "quantity", "interval", "least"),
     [
-        ("muon", "step", 0.2),
-        ("go-muon-1", "step", 0.7),
-        ("go-muon-4", "step", 0.4),
-        ("go-muon-4", "whole", 0.45),
-        ("go-muon-4", "peak", None),
-        ("torch-muon", "step", None),
-        ("plain-go-muon-1", "whole", None),
-        ("soap", "step", None),
+        (POLAR_ALONE, "step", 1, 0.2),
+        (POLAR_ALONE, "whole", 1, 0.2),
+        (KERNELS, "step", 1, 0.7),
+        (KERNELS, "step", 4, 0.4),
+        (KERNELS, "whole", 4, 0.45),
+        (KERNELS, "peak", 4, None),
     ],
 )
-def test_refreshes_count_once_in_k_steps(arm: str, quantity: str, least: float | None) -> None:
-    assert lower_bounds.least(KERNELS, arm, quantity, threads=2) == pytest.approx(least)
-    assert lower_bounds.least({}, arm, quantity, threads=2) is None
+def test_refreshes_count_once_in_k_steps(
+    seconds: dict[str, float], quantity: str, interval: int, least: float | None
+) -> None:
+    found = lower_bounds.least(seconds, quantity, interval, threads=2)
+    assert found == pytest.approx(least)
 
 
 def test_the_bars_say_what_their_floor_is() -> None:
-    result = made_result(paper={"go_muon_4": 0.9, "torch_muon": 5.0, "go_muon_1": 1.0})
+    result = made_result(paper={"go_muon_4_fast": 0.9, "newton_schulz": 0.25, "muon_fast": 0.3})
     assert all(reading.lower_bound is None for reading in targets.check(result))
-    result["workloads"]["paper"]["kernels"] = KERNELS
-    lower_bound = [reading.lower_bound for reading in targets.check(result)]
-    assert lower_bound[:3] == pytest.approx([0.4 / 5.0, 0.4 / 1.0, (1.0 + 0.45) / (1.0 + 0.9)])
-    assert lower_bound[3:] == [None] * 9  # the other side was not measured
-    result["workloads"]["wide"] = result["workloads"].pop("paper")
-    wide = [r.lower_bound for r in targets.check(result) if r.target.workload == "wide"]
-    assert wide == [None, None]  # Go-MUON was measured there, Muon was not
-    result = made_result(wide={"go_muon_4": 0.9, "go_muon_16": 0.8, "muon": 0.5})
-    result["workloads"]["wide"]["kernels"] = KERNELS
-    wide = [r.lower_bound for r in targets.check(result) if r.target.workload == "wide"]
-    assert wide == pytest.approx([0.4 / 0.2, 0.325 / 0.2])  # both at their least
-    result = made_result(paper={"go_muon_4": 0.9, "torch_muon": 5.0})
-    result["workloads"]["paper"]["kernels"] = KERNELS
-    assert bench_tables.target_table(result).rows[0][-1] == "0.080"
+    kernels = {"go-muon-4-fast": KERNELS, "muon-fast": POLAR_ALONE}
+    result["workloads"]["paper"]["kernels"] = kernels
+    found = [reading.lower_bound for reading in targets.check(result)]
+    assert found[:3] == pytest.approx([None, 1.45 / 1.25, 1.2 / 1.25])
+    assert found[3:] == [None] * 9  # the other side was not measured
+    assert bench_tables.target_table(result).rows[1][-1] == "1.16"
+    # Two arms of ours are compared at their least.
+    result["workloads"]["overhead"] = made_result(overhead={"muon": 0.5})["workloads"]["overhead"]
+    result["workloads"]["overhead"]["kernels"] = {"muon": POLAR_ALONE, "adamw": KERNELS}
+    overhead = [r.lower_bound for r in targets.check(result) if r.target.workload == "overhead"]
+    assert overhead == pytest.approx([0.2 / 0.7, None])
+
+
+def test_files_of_before_have_no_floors() -> None:
+    """They hold seconds by kind of work alone, of other targets."""
+    result = made_result(paper={"muon_fast": 0.3, "newton_schulz": 0.2})
+    result["workloads"]["paper"]["kernels"] = {"polar": 0.4, "whitened": 0.5, "maps": 0.1}
+    assert all(reading.lower_bound is None for reading in targets.check(result))

@@ -12,19 +12,20 @@ from gomuon.lab.bench.workloads import NAMES
 from tests.lab.helpers.made_bench import made_result
 
 # Every line of the table the benchmark is held to.
+YARDSTICK = "newton-schulz"
 LINES = [
-    (1, "paper", "step", "go-muon-4", "torch-muon", 0.10),
-    (2, "paper", "step", "go-muon-4", targets.UNIT, 0.50),
-    (3, "paper", "whole", "go-muon-4", "go-muon-1", 0.80),
-    (3, "paper", "whole", "go-muon-1", "plain-go-muon-1", 0.60),
-    (4, "paper", "step", "muon", "newton-schulz", 1.5),
-    (5, "wide", "step", "go-muon-4", "muon", 2.0),
-    (5, "wide", "step", "go-muon-16", "muon", 1.3),
-    (5, "mlp", "step", "go-muon-4", "muon", 2.0),
-    (5, "mlp", "step", "go-muon-16", "muon", 1.3),
-    (6, targets.HOOKS, "peak", "go-muon-4", "without", 1.01),
-    (7, "overhead", "step", "muon", "adamw", 8.0),
-    (7, "overhead", "step", "go-muon-4", "adamw", 8.0),
+    (1, "paper", "whole", "go-muon-fast", YARDSTICK, 1.18),
+    (2, "paper", "whole", "go-muon-4-fast", YARDSTICK, 1.30),
+    (3, "paper", "whole", "muon-fast", YARDSTICK, 1.02),
+    (3, "paper", "whole", "muon-fast", "torch-muon", 1.0),
+    (4, "gpt2", "whole", "go-muon-fast", YARDSTICK, 1.4),
+    (4, "wide", "whole", "go-muon-fast", YARDSTICK, 1.4),
+    (5, "conv", "whole", "go-muon-fast", YARDSTICK, 1.25),
+    (6, "resnet", "whole", "go-muon-4", "adamw", 4.0),
+    (7, "mlp-2048", "whole", "go-muon-4", YARDSTICK, 1.4),
+    (8, targets.HOOKS, "peak", "go-muon-4", "without", 1.01),
+    (9, "overhead", "step", "muon", "adamw", 8.0),
+    (9, "overhead", "step", "go-muon-4", "adamw", 8.0),
 ]
 
 
@@ -37,32 +38,48 @@ def test_the_bars_are_these() -> None:
 
 
 def test_each_line_reads_the_quantity_it_names() -> None:
-    seconds = {"go_muon_4": 0.4, "go_muon_1": 0.9, "torch_muon": 5.0, "plain_go_muon_1": 2.0}
-    result = made_result(paper={**seconds, "muon": 0.2, "newton_schulz": 0.1})
+    seconds = {"newton_schulz": 0.2, "torch_muon": 0.25, "muon_fast": 0.19}
+    result = made_result(
+        paper={**seconds, "go_muon_fast": 0.5, "go_muon_4_fast": 0.6},
+        resnet={"go_muon_4": 2.0, "newton_schulz": 1.0},
+        overhead={"muon": 0.9},
+    )
     result["memory"] = {"hooks": {"ratio": 1.02}}
+    result["vectors"] = "AVX512 with bfloat16"
     readings = targets.check(result)
-    ratios = [None if r.ratio is None else round(r.ratio, 6) for r in readings]
-    assert ratios[:5] == [0.08, 0.4, round(1.4 / 1.9, 6), round(1.9 / 3.0, 6), 2.0]
-    verdicts = [r.verdict for r in readings]
-    assert verdicts[:5] == ["pass", "pass", "pass", "miss", "miss"]
-    assert verdicts[5:9] == ["not measured"] * 4
-    assert verdicts[9:] == ["miss", "not measured", "not measured"]
-    assert readings[0].error == pytest.approx(0.08 * math.hypot(0.1, 0.1))
+    expected = [1.5 / 1.2, 1.6 / 1.2, 1.19 / 1.2, 1.19 / 1.25, *[None] * 3, 3.0 / 1.1, None, 1.02]
+    assert [r.ratio for r in readings] == pytest.approx([*expected, 9.0, None])
+    missing = "not measured"
+    assert [r.verdict for r in readings] == [
+        *("miss", "miss", "pass", "pass", missing, missing, missing, "pass", missing, "miss"),
+        *("miss", missing),
+    ]
+    assert readings[0].error == pytest.approx(1.5 / 1.2 * math.hypot(0.1, 0.1))
+
+
+def test_without_bfloat16_units_torchs_muon_is_no_bar() -> None:
+    result = made_result(paper={"muon_fast": 0.1, "torch_muon": 9.0, "newton_schulz": 0.2})
+    verdicts = {r.target.other: r.verdict for r in targets.check(result) if r.ratio is not None}
+    assert verdicts == {"torch-muon": "no bfloat16 units", "newton-schulz": "pass"}
 
 
 def test_a_quick_run_gives_no_verdict() -> None:
-    result = made_result("quick", paper={"go_muon_4": 0.1, "torch_muon": 9.0})
-    assert [r.verdict for r in targets.check(result)][:2] == ["quick", "quick"]
+    result = made_result("quick", paper={"muon_fast": 0.1, "torch_muon": 9.0})
+    assert targets.check(result)[3].verdict == "quick"
 
 
 def test_an_arm_that_failed_is_not_measured() -> None:
-    result = made_result(paper={"go_muon_4": 0.1, "torch_muon": 9.0})
-    entry = result["workloads"]["paper"]["arms"]["torch-muon"]
-    del entry["step"]
-    entry["failed"] = "made up"
-    assert targets.check(result)[0].verdict == "not measured"
+    result = made_result(paper={"muon_fast": 0.1, "torch_muon": 9.0, "go_muon_4": 1.0})
+    for name in ("torch-muon", "go-muon-4"):
+        entry = result["workloads"]["paper"]["arms"][name]
+        del entry["step"]
+        entry["failed"] = "made up"
+    # It was not even built, so its settings are unknown.
+    result["workloads"]["paper"]["arms"]["go-muon-4"]["interval"] = None
+    assert targets.check(result)[3].verdict == "not measured"
     rows = bench_tables.workload_table(result, "paper").rows
     assert ("torch Muon", "1", "made up") in rows
+    assert ("Go-MUON, K = 4", "–", "made up") in rows
 
 
 def test_rows_are_ratios() -> None:
@@ -82,4 +99,4 @@ def test_numbers_have_no_exponents(value: float, shown: str) -> None:
 
 
 def test_bar_arms_never_sit_out() -> None:
-    assert targets.arms_of("wide") == {"go-muon-4", "go-muon-16", "muon", "adamw"}
+    assert targets.arms_of("wide") == {"go-muon-fast", "newton-schulz", "adamw"}

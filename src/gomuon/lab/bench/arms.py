@@ -1,4 +1,4 @@
-"""The optimizers that are measured: ours, torch's and two simple baselines.
+"""What an optimizer in the benchmark is, and how it is given its part of a model.
 
 All use one learning rate, because the time of a step does not depend on it. Every method gets the
 matrices that gomuon's routing selects; AdamW takes the other parameters within the same timed step.
@@ -6,7 +6,6 @@ matrices that gomuon's routing selects; AdamW takes the other parameters within 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -15,10 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import gomuon
-from gomuon.lab.bench.newton_schulz import NewtonSchulzMuon
-from gomuon.lab.bench.plain_loop import plain_go_muon, plain_muon
 from gomuon.parameters.routing import route
-from gomuon.recipes.registry import METHODS
 
 RATE = 1e-3
 REFERENCE = "adamw"  # its model has no hooks: its forward and backward time is the unit
@@ -41,16 +37,16 @@ class BenchArm:
         name: on the command line.
         title: in tables.
         package: where the optimizer comes from.
-        interval: steps between two refreshes of its geometry.
         build: creates it for a model; may raise `CannotTrain`.
+        interval: steps between two refreshes of its geometry; None for ours, whose settings say so.
         note: what a reader should know about it.
     """
 
     name: str
     title: str
     package: str
-    interval: int
     build: Callable[[nn.Module], Stepper]
+    interval: int | None = 1
     note: str = ""
 
 
@@ -110,68 +106,3 @@ def linear_only(make: Callable[[nn.Module], Stepper]) -> Callable[[nn.Module], S
         return make(model)
 
     return build
-
-
-def recipe_arm(name: str, title: str, arm: str = "", **options: Any) -> BenchArm:
-    settings = {**METHODS[name].recipe.defaults, **options}
-    clocks = [settings.get(key, 1) for key in ("statistics_every", "refresh_every")]
-    return BenchArm(
-        arm or name.lower(), title, "gomuon", math.lcm(*clocks), gomuon_optimizer(name, **options)
-    )
-
-
-def go_muon(K: int) -> BenchArm:
-    return recipe_arm("GoMuon", f"Go-MUON, K = {K}", f"go-muon-{K}", refresh_every=K)
-
-
-def plain_go_muon_arm(K: int) -> BenchArm:
-    def build(model: nn.Module) -> Stepper:
-        return plain_go_muon(model, RATE, refresh_every=K)
-
-    title = f"plain script, Go-MUON, K = {K}"
-    return BenchArm(f"plain-go-muon-{K}", title, "yardstick", K, linear_only(build))
-
-
-OWN = (
-    BenchArm(
-        REFERENCE,
-        "torch AdamW",
-        "torch",
-        1,
-        lambda model: adamw(list(model.parameters())),
-        "foreach=True; its forward and backward passes are the unit of every time",
-    ),
-    recipe_arm("Muon", "Muon"),
-    go_muon(1),
-    go_muon(4),
-    go_muon(16),
-    recipe_arm("SOAP", "SOAP"),
-    recipe_arm("Shampoo", "Shampoo"),
-    recipe_arm("KFAC", "K-FAC"),
-    recipe_arm("Mousse", "Mousse"),
-    BenchArm(
-        "torch-muon",
-        "torch Muon",
-        "torch",
-        1,
-        beside_adamw(lambda matrices: torch.optim.Muon(matrices, lr=RATE), two_dimensional=True),
-        "multiplies in bfloat16, which is slow on processors without bfloat16 units",
-    ),
-    BenchArm(
-        "newton-schulz",
-        "five Newton–Schulz steps",
-        "yardstick",
-        1,
-        beside_adamw(lambda matrices: NewtonSchulzMuon(matrices, lr=RATE)),
-        "float32, equal shapes in one batch; an approximate polar factor; ours is exact",
-    ),
-    plain_go_muon_arm(1),
-    plain_go_muon_arm(4),
-    BenchArm(
-        "plain-muon",
-        "plain script, Muon",
-        "yardstick",
-        1,
-        linear_only(lambda model: plain_muon(model, RATE)),
-    ),
-)

@@ -49,7 +49,7 @@ def _row(
 ) -> tuple[Cell | str, ...]:
     work = result["workloads"][workload]
     if "failed" in entry:
-        return (entry["title"], str(entry["interval"]), entry["failed"])
+        return (entry["title"], str(entry.get("interval") or ABSENT), entry["failed"])
     step, whole = against_passes(work, arm, "step"), against_passes(work, arm, "whole")
     peak = ABSENT
     if entry["peak_bytes"] is not None:
@@ -70,34 +70,6 @@ def against_passes(
 ) -> tuple[float, float | None] | None:
     """The time of an arm divided by forward and backward of the model without hooks."""
     return targets.ratio({"workloads": {"": work}}, "", quantity, arm, targets.UNIT)
-
-
-def scaling_table(result: Mapping[str, Any]) -> Table | None:
-    """Exponents, and step times divided by the time at the smallest size."""
-    axes = result["scaling"]
-    if not axes:
-        return None
-    heads, names = ["optimizer"], []
-    for axis, found in axes.items():
-        sizes = found["sizes"]
-        heads += [f"exponent in {axis}", *(f"{axis} {size}" for size in sizes[1:])]
-        names += [name for name in found["arms"] if name not in names]
-    rows = []
-    for name in names:
-        row, title = [], name
-        for found in axes.values():
-            entry = found["arms"].get(name, {})
-            title = entry.get("title", title)
-            if "step" not in entry:
-                row += [entry.get("failed", ABSENT), *[ABSENT] * (len(found["sizes"]) - 1)]
-                continue
-            first, *others = entry["step"]
-            row.append(with_error(entry["exponent"], entry["error"], digits=2))
-            row += [f"×{number(seconds / first)}" for seconds in others]
-        rows.append((title, *row))
-    firsts = " and ".join(f"{axis} {found['sizes'][0]}" for axis, found in axes.items())
-    caption = f"Time of the optimizer's step; factors are over {firsts}."
-    return Table(caption, tuple(heads), tuple(rows))
 
 
 def arm_table(result: Mapping[str, Any]) -> Table:

@@ -7,132 +7,27 @@ import gc
 import hashlib
 import importlib.metadata
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import torch
 
 import gomuon
 from gomuon.lab import files, machine
-from gomuon.lab.bench import growth, measurement, targets, workloads
-from gomuon.lab.bench.all_arms import arms_by_name, choose
-from gomuon.lab.bench.arms import RATE, BenchArm
-from gomuon.lab.bench.workloads import Size, Workload
+from gomuon.lab.bench import growth, workloads
+from gomuon.lab.bench.all_arms import arms_by_name
+from gomuon.lab.bench.arms import RATE
+from gomuon.lab.bench.bench_parts import SECTIONS, BenchmarkSettings, BenchObserver, parts
+from gomuon.lab.bench.workloads import Size
 from gomuon.lab.errors import LabError
-from gomuon.lab.input_checks import errors_naming, is_file, require_whole
+from gomuon.lab.input_checks import errors_naming, is_file
 
 FILE = "bench.json"
 FORMAT = 1
-SECTIONS = ("workloads", "memory", "scaling")
 # Files of the lab outside this folder whose code is measured, or measures.
 OF_THE_LAB = ("machine.py", "experiments/models.py")
 PACKAGES = ("heavyball", "pytorch_optimizer", "transformers", "scipy")
-# One matrix after another, or bfloat16 on processors that emulate it: many seconds per step at this
-# size. The other models show what they cost.
-SLOW = ("torch-muon", "heavyball-muon", "pytorch-optimizer-muon", "plain-muon")
-TOO_SLOW = {"wide": (*SLOW, "plain-go-muon-1", "plain-go-muon-4")}
-ENOUGH = {"overhead": ("adamw", "muon", "go-muon-4", "newton-schulz", "torch-muon")}
-
-
-class BenchObserver(Protocol):
-    """Is told about the progress of a benchmark."""
-
-    def begin(self, title: str, turns: int) -> None: ...
-    def tick(self, arm: str, step: int) -> None: ...
-    def skip(self, title: str) -> None: ...
-
-
-@dataclass(frozen=True)
-class BenchmarkSettings:
-    """What a benchmark was asked for; empty means all."""
-
-    models: str = ""
-    arms: str = ""
-    cycles: int | None = None
-    size: Size = "full"
-    scaling: bool = True
-    compiled: bool = False
-
-    def check(self) -> None:
-        """Raise a LabError for settings that cannot be measured, before anything runs."""
-        if self.cycles is not None:
-            require_whole("--cycles", self.cycles)
-        choose(self.arms)
-        self.workloads()
-
-    def workloads(self) -> list[Workload]:
-        names = [word.strip() for word in self.models.split(",")] if self.models.strip() else []
-        for name in names:
-            if names.count(name) > 1:
-                raise LabError(f"--models names {name!r} twice; give each name once")
-        return [workloads.find(name, self.size) for name in names or workloads.NAMES]
-
-    def arms_for(self, workload: str) -> tuple[list[BenchArm], list[BenchArm]]:
-        """The arms to measure, and those left out because they take too long on this workload."""
-        arms = choose(self.arms, self.compiled)
-        if self.arms.strip():
-            return arms, []
-        arms = [arm for arm in arms if arm.name in ENOUGH.get(workload, (arm.name,))]
-        slow = TOO_SLOW.get(workload, ()) if self.size == "full" else ()
-        return [a for a in arms if a.name not in slow], [a for a in arms if a.name in slow]
-
-
-class Part(NamedTuple):
-    """Something that is measured as a whole, and its place in the file."""
-
-    section: str
-    name: str
-    title: str
-    turns: int
-    measure: Callable[[BenchObserver], dict[str, Any]]
-
-
-def parts(settings: BenchmarkSettings) -> list[Part]:
-    """Everything a benchmark measures, in order."""
-    found = []
-    for workload in settings.workloads():
-        found.append(_training(settings, workload))
-        if workload.name == "paper":
-            title = "memory of a reuse step, with hooks and without"
-            found.append(
-                Part(
-                    "memory",
-                    targets.HOOKS,
-                    title,
-                    0,
-                    lambda observer: measurement.hook_memory(settings.size),
-                )
-            )
-    if settings.scaling:
-        found += [_scaling(settings, axis) for axis in growth.AXES]
-    return found
-
-
-def _training(settings: BenchmarkSettings, workload: Workload) -> Part:
-    arms, omitted = settings.arms_for(workload.name)
-    steps = measurement.WINDOW * (settings.cycles or workload.cycles)
-    return Part(
-        "workloads",
-        workload.name,
-        workload.title,
-        (measurement.WARMUP + steps) * len(arms),
-        lambda observer: measurement.measure(workload, arms, steps, observer.tick, omitted),
-    )
-
-
-def _scaling(settings: BenchmarkSettings, axis: str) -> Part:
-    arms = [arm for arm in choose(settings.arms) if arm.name in growth.ARMS]
-    cycles = settings.cycles or growth.CYCLES
-    steps = growth.WARMUP + growth.CYCLE * cycles
-    return Part(
-        "scaling",
-        axis,
-        f"scaling with {axis}",
-        steps * len(arms) * len(growth.SIZES[settings.size][axis]),
-        lambda observer: growth.measure(axis, settings.size, arms, cycles, observer.tick),
-    )
 
 
 def run_benchmark(
@@ -289,7 +184,12 @@ def in_benchmark_order(result: dict[str, Any]) -> dict[str, Any]:
     scaling = in_order(result["scaling"], growth.AXES)
     for axis in scaling.values():
         axis["arms"] = in_order(axis["arms"], growth.ARMS)
-    return {**result, "workloads": works, "scaling": scaling}
+    # Older files do not have the other two.
+    tokens, operations = result.get("tokens", {}), result.get("operations", {})
+    for found in (*tokens.values(), *operations.values()):
+        found["arms"] = in_order(found["arms"], list(arms_by_name()))
+    others = {"tokens": tokens, "operations": operations}
+    return {**result, "workloads": works, "scaling": scaling, **others}
 
 
 def in_order(things: dict[str, Any], names: Sequence[str]) -> dict[str, Any]:

@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table as Rich
 from rich.text import Text
 
-from gomuon.lab.bench import bench_tables, benchmark
+from gomuon.lab.bench import bench_tables, benchmark, further_tables
 from gomuon.lab.bench import speed_page as pages
+from gomuon.lab.bench.bench_parts import BenchmarkSettings
 from gomuon.lab.errors import Interrupted
 from gomuon.lab.files import write_text
 from gomuon.lab.flags import Flag, OptionalInt, OptionalPath, OptionalText
@@ -36,6 +37,7 @@ def bench(
     cycles: OptionalInt = None,
     quick: Flag = False,
     scaling: Flag = True,
+    tokens: Flag = True,
     compile: Flag = False,
     threads: OptionalInt = None,
     fresh: Flag = False,
@@ -48,11 +50,13 @@ def bench(
     after the last part that was finished.
 
     Args:
-        models: Names separated by commas: paper, wide, mlp, gpt2, conv, overhead. Default: all.
-        arms: Such as go-muon-4,torch-muon. Default: all except those that are too slow on a model.
+        models: Names separated by commas: paper, wide, mlp, gpt2, conv, resnet, mlp-2048, overhead.
+            Default: all.
+        arms: Such as go-muon-4,torch-muon. Default: all on paper, on the other models fewer.
         cycles: Windows of 16 measured steps per model. Default: the model's own number.
         quick: Smaller models, one or two minutes; no verdicts.
         scaling: Do not measure how the time grows with width and depth.
+        tokens: Do not measure the paper's model with more and with fewer tokens per step.
         compile: Let heavyball compile its steps, as it does by default.
         threads: Threads of torch. Default: torch's own number.
         fresh: Delete the results in the folder and measure everything again; needed if they come
@@ -71,8 +75,8 @@ def bench(
         return
     if threads is not None:
         require_whole("--threads", threads)
-    settings = benchmark.BenchmarkSettings(
-        models, arms, cycles, "quick" if quick else "full", scaling, compile
+    settings = BenchmarkSettings(
+        models, arms, cycles, "quick" if quick else "full", scaling, tokens, compile
     )
     settings.check()
     folder = out or Path("runs") / ("bench-quick" if quick else "bench")
@@ -89,7 +93,7 @@ def bench(
     console.print(f"report: {folder / REPORT}", markup=False, highlight=False, soft_wrap=True)
 
 
-def spelled(settings: benchmark.BenchmarkSettings, threads: int | None, out: Path | None) -> str:
+def spelled(settings: BenchmarkSettings, threads: int | None, out: Path | None) -> str:
     """The command that measures this; without absolute folders, which exist on one machine only."""
     words = ["gomuon", "bench"]
     if out is not None and not out.is_absolute():
@@ -100,6 +104,7 @@ def spelled(settings: benchmark.BenchmarkSettings, threads: int | None, out: Pat
     switches = {
         "--quick": settings.size != "full",
         "--no-scaling": not settings.scaling,
+        "--no-tokens": not settings.tokens,
         "--compile": settings.compiled,
     }
     return shlex.join([*words, *(flag for flag, on in switches.items() if on)])
@@ -117,9 +122,8 @@ def show(result: Mapping[str, Any], console: Console) -> None:
     """Print the tables; the targets come last, so that they are still on the screen."""
     for title, table in bench_tables.workload_tables(result):
         console.print(_rich(title, table))
-    grown = bench_tables.scaling_table(result)
-    if grown is not None:
-        console.print(_rich("growth", grown))
+    for title, table in further_tables.titled(result):
+        console.print(_rich(title, table))
     console.print(_rich("targets", bench_tables.target_table(result)))
     console.print("times over forward + backward of the model without hooks", style="dim")
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from gomuon.lab.bench.arms import BenchArm
 from gomuon.lab.bench.interleaving import Runner, interleave, mean_over_cycles
+from gomuon.lab.bench.runners import build_runner
 from gomuon.lab.bench.workloads import Size, Workload, transformer
 
 AXES = ("width", "depth")
@@ -20,7 +21,7 @@ SIZES: dict[Size, dict[str, tuple[int, ...]]] = {
 BASE: dict[Size, int] = {"full": 128, "quick": 64, "tiny": 8}  # the width at which depth grows
 HEAD: dict[Size, int] = {"full": 32, "quick": 16, "tiny": 4}
 WARMUP = 1
-CYCLE = 4  # of Go-MUON, the only arm here with a refresh interval
+CYCLE = 4  # of Go-MUON with K = 4, the only arm here that refreshes
 CYCLES = 3
 ALLOWANCE = 5.0  # seconds; large matrices take longer and get one cycle
 
@@ -46,8 +47,8 @@ def measure(
     for value in sizes:
         work = workload(axis, value, size)
         for arm in arms:
-            model = work.make()
-            runners[f"{arm.name}@{value}"] = Runner(model, arm.build(model), work, CYCLE)
+            runner = runners[f"{arm.name}@{value}"] = build_runner(arm, work)
+            runner.interval = CYCLE  # all make as many steps before their allowance counts
     step_times, failed = interleave(
         runners, warmup=WARMUP, steps=CYCLE * cycles, allowance=ALLOWANCE, tick=tick
     )
@@ -57,9 +58,7 @@ def measure(
         if bad := [failed[key] for key in keys if key in failed]:
             found[arm.name] = {"title": arm.title, "failed": bad[0]}
             continue
-        means = [
-            mean_over_cycles([one.step for one in step_times[key]], arm.interval) for key in keys
-        ]
+        means = [mean_over_cycles([one.step for one in step_times[key]], CYCLE) for key in keys]
         seconds = dict(zip(sizes, (mean.value for mean in means), strict=True))
         exponent, error = power_law(seconds)
         found[arm.name] = {

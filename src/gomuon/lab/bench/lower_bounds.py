@@ -16,35 +16,41 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gomuon import GoMuon
 from gomuon.functional import polar
 from gomuon.functional.oracle import preconditioned
+from gomuon.functional.polar_factor import PolarMethod
 from gomuon.lab.bench.interleaving import Runner
 from gomuon.lab.bench.workloads import Workload
 from gomuon.lab.costs.layers import find_input_uses, find_layers, units_of
 from gomuon.lab.costs.unit_costs import moment_work, renewal_work
 from gomuon.lab.machine import on_threads
+from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.work import Operation, Product, Work, maps_work
 
 Seconds = Mapping[str, float]  # of one core, by kind of work
-# Kind of polar factor -> the arm whose sources are used: M of Muon, P_B M P_A of Go-MUON.
-SOURCES = {"polar": "muon", "whitened": "go-muon-4"}
+METHODS = ("Muon", "GoMuon")
 REPEATS, ENOUGH = 5, 0.5  # the best of 5 calls, or of as many as fit into half a second
 
 
-def measure(workload: Workload, runners: Mapping[str, Runner]) -> dict[str, float]:
-    """Seconds of one core for each kind of work; each distinct operation is timed once.
+def measure(workload: Workload, runners: Mapping[str, Runner]) -> dict[str, dict[str, float]]:
+    """Seconds of one core by arm and kind of work, for the arms that are Muon or Go-MUON.
 
-    Polar factors are left out if their arm is not among the runners.
+    Every arm's settings say what is timed; operations that arms have in common are timed once.
     """
-    found = {kind: sources(runners[arm]) for kind, arm in SOURCES.items() if arm in runners}
-    with on_threads(1):
-        known: dict[tuple[object, ...], float] = {}
-        return {
-            **{kind: _polar_seconds(stacks) for kind, stacks in found.items()},
-            **{kind: _seconds(work, known) for kind, work in parts(workload).items()},
-        }
+    known: dict[tuple[object, ...], float] = {}
+    found: dict[str, dict[str, float]] = {}
+    for name, runner in runners.items():
+        optimizer: Any = runner.stepper
+        if not isinstance(optimizer, MatrixOptimizer) or optimizer.recipe.name not in METHODS:
+            continue
+        stacks = sources(runner)
+        with on_threads(1):
+            found[name] = {
+                "polar": _polar_seconds(stacks, optimizer.defaults["polar"]),
+                **{kind: _seconds(w, known) for kind, w in parts(workload, optimizer).items()},
+            }
+    return found
 
 
 def sources(runner: Runner) -> list[Tensor]:
@@ -61,13 +67,16 @@ def sources(runner: Runner) -> list[Tensor]:
     return seen
 
 
-def parts(workload: Workload) -> dict[str, Work]:
-    """The products and decompositions of a Go-MUON step, without the polar factors."""
-    model, recipe = workload.make(), GoMuon.recipe
-    assert recipe.work is not None
-    uses = find_input_uses(_Trained(model, workload), torch.empty(0))
+def parts(workload: Workload, optimizer: MatrixOptimizer) -> dict[str, Work]:
+    """The products and decompositions of a step, without the polar factors."""
+    recipe = optimizer.recipe
     work: dict[str, Work] = {"maps": [], "roots": [], "moments": []}
-    for unit in units_of(find_layers(model, recipe, recipe.defaults, uses).layers):
+    if recipe.work is None or recipe.work.captured is None:
+        return work
+    model = workload.make()
+    settings = {key: optimizer.defaults[key] for key in recipe.settings}
+    uses = find_input_uses(_Trained(model, workload), torch.empty(0))
+    for unit in units_of(find_layers(model, recipe, settings, uses).layers):
         for layer in unit:
             work["maps"] += 2 * maps_work(layer.matrices, *layer.matrices.captured)
         work["roots"] += renewal_work(unit, recipe.work)
@@ -75,19 +84,19 @@ def parts(workload: Workload) -> dict[str, Work]:
     return work
 
 
-def least(seconds: Seconds, arm: str, quantity: str, threads: int) -> float | None:
-    """The least seconds of a step of Muon or Go-MUON; for "whole", of its hooks and its step.
+def least(seconds: Seconds, quantity: str, interval: int, threads: int) -> float | None:
+    """The least seconds of a step; for "whole", of its hooks and its step.
 
-    None for other arms and quantities, and if the polar factors were not timed.
+    Args:
+        seconds: of one arm, from `measure`.
+        quantity: what is asked for; None is returned for all but these two.
+        interval: steps between two refreshes.
+        threads: among which the work is divided.
     """
-    name, _, interval = arm.rpartition("-")
-    kind = {"muon": "polar", "go-muon": "whitened"}.get(name or arm)
-    if quantity not in ("step", "whole") or kind not in seconds:
+    if quantity not in ("step", "whole"):
         return None
-    if kind == "polar":
-        return seconds["polar"] / threads
     renewed = seconds["roots"] + (seconds["moments"] if quantity == "whole" else 0.0)
-    return (seconds["whitened"] + seconds["maps"] + renewed / int(interval)) / threads
+    return (seconds["polar"] + seconds["maps"] + renewed / interval) / threads
 
 
 class _Trained(nn.Module):
@@ -101,11 +110,11 @@ class _Trained(nn.Module):
         return self.workload.loss(self.model, self.workload.batches[0])
 
 
-def _polar_seconds(stacks: Sequence[Tensor]) -> float:
+def _polar_seconds(stacks: Sequence[Tensor], method: PolarMethod) -> float:
     """Matrix by matrix or a whole stack in one call, whichever is faster."""
 
     def taken(X: Tensor) -> float:
-        return _best(partial(polar, X, "auto"))
+        return _best(partial(polar, X, method))
 
     return sum(min(taken(stack), sum(taken(X) for X in stack)) for stack in stacks)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gomuon.lab.bench import lower_bounds, targets, workloads
-from gomuon.lab.bench.arms import BenchArm, CannotTrain, gomuon_optimizer
+from gomuon.lab.bench.arms import BenchArm, gomuon_optimizer
 from gomuon.lab.bench.interleaving import (
     Mean,
     Runner,
@@ -16,9 +16,9 @@ from gomuon.lab.bench.interleaving import (
     reason,
 )
 from gomuon.lab.bench.memory import held_bytes, peak_bytes
-from gomuon.lab.bench.workloads import Size, Workload
+from gomuon.lab.bench.runners import build_runners
+from gomuon.lab.bench.workloads import LONGEST, WINDOW, Size, Workload
 
-WINDOW = 16  # steps: the longest refresh interval of our arms
 WARMUP = 2
 ALLOWANCE = 20.0  # seconds
 OMITTED = "left out: too slow at this size; name it with --arms to measure it"
@@ -36,33 +36,27 @@ def measure(
         model = workload.make()
     except ImportError as error:
         return {"title": workload.title, "failed": reason(error), "arms": {}}
-    runners: dict[str, Runner] = {}
-    entries: dict[str, dict[str, Any]] = {}
-    for arm in arms:
-        entries[arm.name] = _facts(arm)
-        copy = workload.make()
-        try:
-            runners[arm.name] = Runner(copy, arm.build(copy), workload, arm.interval)
-        except CannotTrain as unfit:
-            entries[arm.name]["failed"] = str(unfit)
-        except Exception as error:  # an error of another package must not end the benchmark
-            entries[arm.name]["failed"] = reason(error)
+    entries: dict[str, dict[str, Any]] = {arm.name: _facts(arm) for arm in (*arms, *omitted)}
+    runners, unfit = build_runners(arms, workload)
+    needed = targets.arms_of(workload.name)
     step_times, failed = interleave(
         runners,
         warmup=WARMUP,
         steps=steps,
         allowance=ALLOWANCE,
-        exempt=targets.arms_of(workload.name),
+        exempt=needed,
         tick=tick,
     )
-    for name, why in failed.items():
+    left_out = {arm.name: OMITTED for arm in omitted}
+    for name, why in {**unfit, **failed, **left_out}.items():
         entries[name]["failed"] = why
+    for name, runner in runners.items():
+        entries[name]["interval"] = runner.interval
     for name, made in step_times.items():
         entries[name] |= _times(made, runners[name].interval)
         entries[name] |= _bytes(runners[name], workload.peak)
-    for arm in omitted:
-        entries[arm.name] = {**_facts(arm), "failed": OMITTED}
-    kernels = lower_bounds.measure(workload, {name: runners[name] for name in step_times})
+    timed = {name: runners[name] for name in step_times if name in needed}
+    kernels = lower_bounds.measure(workload, timed)
     parameters = sum(p.nbytes for p in model.parameters())
     return {
         "title": workload.title,
@@ -72,7 +66,10 @@ def measure(
         "parameters": sum(p.numel() for p in model.parameters()),
         "parameter_bytes": parameters,
         "bare_peak_bytes": parameters + _bare_peak(workload) if workload.peak else None,
-        "kernels": {kind: digits(taken) for kind, taken in kernels.items()},
+        "kernels": {
+            name: {kind: digits(taken) for kind, taken in seconds.items()}
+            for name, seconds in kernels.items()
+        },
         "arms": entries,
     }
 
@@ -114,7 +111,7 @@ def _bytes(runner: Runner, peak: bool) -> dict[str, Any]:
     state = held_bytes(runner.stepper, [*parameters, *buffers])
     if not peak:
         return {"state_bytes": state, "peak_bytes": None}
-    steps = runner.interval if runner.interval <= WINDOW else 1
+    steps = runner.interval if runner.interval <= LONGEST else 1
     most = max(peak_bytes(runner.timed_step) for _ in range(steps))
     return {
         "state_bytes": state,

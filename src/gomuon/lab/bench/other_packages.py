@@ -51,7 +51,7 @@ def package_arm(
         found = package(module)
         return beside_adamw(lambda matrices: make(found, matrices), **options)(model)
 
-    return BenchArm(name, title, module, interval, build, note)
+    return BenchArm(name, title, module, build, interval, note)
 
 
 def package_arms(compiled: bool) -> tuple[BenchArm, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gomuon.lab import machine
-from gomuon.lab.bench import bench_tables, measurement
+from gomuon.lab.bench import bench_tables, further_tables, measurement
 from gomuon.lab.report.document import Table
 from gomuon.lab.report.markdown import escape, table_text
 
@@ -44,15 +44,15 @@ step. A slow moment of the machine therefore affects all of them.
 All use one learning rate ({rate:g}), random data and float32, with {threads}, on {where}
 ({date}, {versions}{commit})."""
 ACCOUNT = """\
-An exact polar factor takes an eigendecomposition and three products in float64. That keeps it
-within 1e-5 of the float64 SVD for condition numbers up to 1e4; a float32 SVD takes about as long
-and does not reach this accuracy. Five Newton–Schulz steps are products in float32 only and leave
-the singular values somewhere around one; those of torch Muon are in bfloat16, which is fast on
-processors with bfloat16 units and many times slower than float32 on others. Go-MUON adds two
-products on each side of the polar factor at every step. A refresh step adds one product per
-captured moment, inside forward+backward, and one eigendecomposition per factor. A factor as wide as
-the hidden layer of the MLP costs more than all factors as wide as the model, so at K = 1 it takes
-most of the step.
+An exact polar factor on the CPU takes an eigendecomposition and three products in float64. That
+keeps it within 1e-5 of the float64 SVD for condition numbers up to 1e4; a float32 SVD takes about
+as long and does not reach this accuracy. A fast one takes products in float32 only, as many as its
+accuracy needs. Five Newton–Schulz steps are fewer products and leave the singular values somewhere
+around one; those of torch Muon are in bfloat16, which is fast on processors with bfloat16 units and
+many times slower than float32 on others. Go-MUON adds two products on each side of the polar factor
+at every step. A refresh step adds one product per captured moment, inside forward+backward, and one
+root per factor. A factor as wide as the hidden layer of the MLP costs more than all factors as wide
+as the model, so at K = 1 it takes most of the step.
 
 What makes the step fast: equal shapes are stacked once and stay stacked; layers that read the same
 tensor share its factor and root; symmetric products compute one triangle; weights are updated with
@@ -60,8 +60,24 @@ foreach operations and AdamW uses torch's fused kernel; matrices are decomposed 
 thread per core. Models of up to four million parameters compute the rest of their step on one core:
 after a parallel operation OpenMP's threads keep spinning for milliseconds, on the cores that the
 decompositions need. The lower bounds show how far a step is from its polar factors, products and
-decompositions alone: a target below its lower bound cannot be met with exact polar factors and
-exact roots."""
+roots alone: a target below its lower bound cannot be met with the same operations."""
+OPERATIONS = """\
+What an optimizer adds to forward and backward, moments included, from a record of every operation
+of one refresh cycle.
+
+- **FLOPs**: of products and decompositions, divided by those of forward and backward. Elementwise
+  work is not counted.
+- **decompositions**: their share of these FLOPs. They are estimated, an eigendecomposition as 9n³;
+  a decomposition reaches only a fraction of the FLOPs per second that a product does.
+- **float64, float32, bfloat16**: the shares of the dtypes, decompositions included.
+- **Python**: the time of `optimizer.step()` for the same layers made very narrow, divided by its
+  time at their real width, measured in turn. Narrow matrices have next to nothing to compute, so
+  this is what Python and torch's calls take at any width. Threads are not counted: narrow
+  matrices are not shared out among them."""
+TOKENS = """\
+The paper's model with more and more sequences in a batch. The optimizer's step costs the same for
+any number of tokens, so the whole step approaches forward and backward; of Go-MUON's work only the
+moments grow with the tokens."""
 SCALING = """\
 The paper's architecture with one layer and growing width, then with one width and a growing number
 of layers. The exponent is the least-squares slope of log time over log size, ± its standard
@@ -83,9 +99,13 @@ def markdown(result: Mapping[str, Any], file: str, plot: str) -> str:
     parts += ["## Where the time goes", ACCOUNT]
     for title, table in bench_tables.workload_tables(result):
         parts += [f"## {escape(title[0].upper() + title[1:])}", render(table)]
-    scaling = bench_tables.scaling_table(result)
-    if scaling is not None:
-        parts += ["## Growth", SCALING, render(scaling)]
+    for title, about, further in (
+        ("What a step computes", OPERATIONS, further_tables.operations_table(result)),
+        ("Tokens per step", TOKENS, further_tables.tokens_table(result)),
+        ("Growth", SCALING, further_tables.scaling_table(result)),
+    ):
+        if further is not None:
+            parts += [f"## {title}", about, render(further)]
     parts += ["## Optimizers", render(bench_tables.arm_table(result))]
     return "\n\n".join(parts) + "\n"
 

@@ -12,7 +12,7 @@ from gomuon.lab.bench.arms import REFERENCE
 
 UNIT = "forward+backward"
 HOOKS = "hooks"
-Verdict = Literal["pass", "miss", "quick", "not measured"]
+Verdict = Literal["pass", "miss", "quick", "no bfloat16 units", "not measured"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,8 @@ class Target:
     """`quantity` of `arm` divided by that of `other` on a workload must be at most `most`.
 
     `other` may be `UNIT`: forward and backward of the model without hooks. The workload may be
-    `HOOKS`: the memory of a step without refresh, with hooks and without them.
+    `HOOKS`: the memory of a step without refresh, with hooks and without them. A target with
+    `bfloat16` is for processors with bfloat16 units, because the other side multiplies in it.
     """
 
     number: int
@@ -30,43 +31,51 @@ class Target:
     arm: str
     other: str
     most: float
+    bfloat16: bool = False
 
 
-def _four(workload: str, where: str) -> tuple[Target, Target]:
-    return (
-        Target(5, f"{where}: step, Go-MUON K=4 / Muon", workload, "step", "go-muon-4", "muon", 2.0),
-        Target(
-            5, f"{where}: step, Go-MUON K=16 / Muon", workload, "step", "go-muon-16", "muon", 1.3
-        ),
-    )
+YARDSTICK = "newton-schulz"
+K4, PRESET = "go-muon-4", "go-muon-fast"
+
+
+def _whole(
+    number: int, where: str, what: str, workload: str, arm: str, most: float, other: str = YARDSTICK
+) -> Target:
+    over = {YARDSTICK: "five Newton–Schulz steps", REFERENCE: "torch AdamW"}.get(other, other)
+    title = f"{where}: whole step, {what} / {over}"
+    return Target(number, title, workload, "whole", arm, other, most)
+
+
+def _preset(number: int, where: str, workload: str, most: float) -> Target:
+    return _whole(number, where, "Go-MUON, preset fast", workload, PRESET, most)
 
 
 def _overhead(arm: str, title: str) -> Target:
     what = f"200 matrices 8×8: step, {title} / torch AdamW(foreach=True)"
-    return Target(7, what, "overhead", "step", arm, REFERENCE, 8.0)
+    return Target(9, what, "overhead", "step", arm, REFERENCE, 8.0)
 
 
-K4, K1, PLAIN = "go-muon-4", "go-muon-1", "plain-go-muon-1"
 TARGETS = (
-    Target(1, "paper: step, Go-MUON K=4 / torch Muon", "paper", "step", K4, "torch-muon", 0.10),
-    Target(2, "paper: step of Go-MUON K=4 / forward+backward", "paper", "step", K4, UNIT, 0.50),
-    Target(3, "paper: whole step, Go-MUON K=4 / K=1", "paper", "whole", K4, K1, 0.80),
+    _preset(1, "paper", "paper", 1.18),
+    _whole(2, "paper", "Go-MUON K=4, fast polar", "paper", "go-muon-4-fast", 1.30),
+    _whole(3, "paper", "Muon, fast polar", "paper", "muon-fast", 1.02),
     Target(
-        3, "paper: whole step, Go-MUON K=1 / plain script K=1", "paper", "whole", K1, PLAIN, 0.60
-    ),
-    Target(
-        4,
-        "paper: step, exact Muon / five batched float32 Newton–Schulz steps",
+        3,
+        "paper: whole step, Muon, fast polar / torch Muon, with bfloat16 units",
         "paper",
-        "step",
-        "muon",
-        "newton-schulz",
-        1.5,
+        "whole",
+        "muon-fast",
+        "torch-muon",
+        1.0,
+        bfloat16=True,
     ),
-    *_four("wide", "width 512, 4 layers"),
-    *_four("mlp", "MLP of four 512×512"),
+    _preset(4, "GPT-2, width 256", "gpt2", 1.4),
+    _preset(4, "width 512", "wide", 1.4),
+    _preset(5, "convolutional net", "conv", 1.25),
+    _whole(6, "ResNet-18", "Go-MUON K=4", "resnet", K4, 4.0, REFERENCE),
+    _whole(7, "MLP of four 2048×2048", "Go-MUON K=4", "mlp-2048", K4, 1.4),
     Target(
-        6,
+        8,
         "paper: peak memory of a reuse step with hooks / without",
         HOOKS,
         "peak",
@@ -117,24 +126,26 @@ def _check(target: Target, result: Mapping[str, Any]) -> TargetResult:
     if found is None:
         return TargetResult(target, None, None, "not measured")
     verdict: Verdict = "pass" if found[0] <= target.most else "miss"
+    if target.bfloat16 and "bfloat16" not in result.get("vectors", ""):
+        verdict = "no bfloat16 units"
     # A quick run measures smaller models; the targets are not meant for them.
-    return TargetResult(
-        target,
-        *found,
-        verdict if result["size"] == "full" else "quick",
-        _lower_bound(target, result),
-    )
+    verdict = verdict if result["size"] == "full" else "quick"
+    return TargetResult(target, *found, verdict, _lower_bound(target, result))
 
 
 def _lower_bound(target: Target, result: Mapping[str, Any]) -> float | None:
     """Least time of both sides if both are ours; else over the measured time of the other."""
     work = result["workloads"].get(target.workload, {})
     passes = _mean(work.get("arms", {}), REFERENCE, "forward_backward")
-    if "kernels" not in work or passes is None:
+    if passes is None:
         return None
 
     def least(arm: str) -> float | None:
-        found = lower_bounds.least(work["kernels"], arm, target.quantity, result["threads"])
+        seconds = work.get("kernels", {}).get(arm)
+        if seconds is None:
+            return None
+        interval = work["arms"][arm]["interval"]
+        found = lower_bounds.least(seconds, target.quantity, interval, result["threads"])
         if found is None:
             return None
         return found + (passes[0] if target.quantity == "whole" else 0.0)

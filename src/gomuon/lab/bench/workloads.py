@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gomuon.lab.bench.networks import Chain, ConvNet, ResNet18
 from gomuon.lab.bench.other_packages import load
 from gomuon.lab.errors import unknown_name
 from gomuon.lab.experiments.models import CharacterModel
@@ -18,6 +19,8 @@ from gomuon.lab.experiments.models import CharacterModel
 Size = Literal["full", "quick", "tiny"]
 Batch = tuple[Tensor, Tensor]
 SEED = 17
+WINDOW = 16  # steps: a whole cycle of arms that refresh every 16 steps
+LONGEST = 64  # steps: of arms that refresh less often, no whole cycle is measured
 BATCHES = 4  # used in turn; the time of a step does not depend on their content
 
 
@@ -32,7 +35,8 @@ class Workload:
         batches: its inputs and targets, used in turn.
         loss: of a model and a batch.
         shape: its sizes, for the record.
-        cycles: default number of measured windows of sixteen steps.
+        cycles: default number of measured windows.
+        window: steps in a window.
         peak: whether to measure peak memory, which takes one more refresh cycle of every arm.
     """
 
@@ -43,51 +47,8 @@ class Workload:
     loss: Callable[[nn.Module, Batch], Tensor]
     shape: Mapping[str, int]
     cycles: int = 1
+    window: int = WINDOW
     peak: bool = True
-
-
-class Link(nn.Module):
-    """One square layer of a chain; residual, so that signals survive hundreds of layers."""
-
-    def __init__(self, side: int, residual: bool) -> None:
-        super().__init__()
-        self.linear = nn.Linear(side, side, bias=False)
-        self.residual = residual
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.residual:
-            return x + self.linear(F.rms_norm(x, x.shape[-1:]))
-        return F.relu(self.linear(x))
-
-
-class Chain(nn.Module):
-    """Equal square layers in numbered blocks, so that routing takes none of them for a head."""
-
-    def __init__(self, side: int, layers: int, residual: bool = False) -> None:
-        super().__init__()
-        self.blocks = nn.Sequential(*(Link(side, residual) for _ in range(layers)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.blocks(x)
-        return out
-
-
-class ConvNet(nn.Module):
-    """Four 3×3 convolutions with stride 2 after the first, and a linear head."""
-
-    def __init__(self, channels: int, classes: int = 10) -> None:
-        super().__init__()
-        widths = (3, channels, 2 * channels, 4 * channels, 4 * channels)
-        parts: list[nn.Module] = []
-        for i, (n, m) in enumerate(itertools.pairwise(widths)):
-            conv = nn.Conv2d(n, m, 3, stride=2 if i else 1, padding=1, bias=False)
-            parts += [conv, nn.BatchNorm2d(m), nn.ReLU()]
-        self.features = nn.Sequential(*parts)
-        self.head = nn.Linear(widths[-1], classes)
-
-    def forward(self, images: Tensor) -> Tensor:
-        out: Tensor = self.head(self.features(images).mean((-2, -1)))
-        return out
 
 
 def language(
@@ -178,22 +139,34 @@ def chain(
     )
 
 
-def conv(name: str, title: str, shape: Mapping[str, int]) -> Workload:
+def images(
+    name: str,
+    title: str,
+    make: Callable[[], nn.Module],
+    shape: Mapping[str, int],
+    **options: Any,
+) -> Workload:
+    """Classification of random images."""
     generator = torch.Generator().manual_seed(SEED)
     size = (BATCHES, shape["batch"], 3, shape["side"], shape["side"])
-    images = torch.randn(size, generator=generator)
-    labels = torch.randint(0, 10, (BATCHES, shape["batch"]), generator=generator)
+    pictures = torch.randn(size, generator=generator)
+    classes = shape.get("classes", 10)
+    labels = torch.randint(0, classes, (BATCHES, shape["batch"]), generator=generator)
     return Workload(
         name,
         title,
-        seeded(lambda: ConvNet(shape["channels"])),
-        tuple(zip(images, labels, strict=True)),
+        seeded(make),
+        tuple(zip(pictures, labels, strict=True)),
         lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]),
         shape,
+        **options,
     )
 
 
-KEYS = ("width", "layers", "heads", "hidden", "channels", "side", "vocabulary", "batch", "length")
+KEYS = (
+    *("width", "layers", "heads", "hidden", "channels", "side", "classes", "vocabulary"),
+    *("batch", "length"),
+)
 
 
 def _shape(keys: str) -> Callable[..., dict[str, int]]:
@@ -204,6 +177,7 @@ _text = _shape("width layers heads hidden vocabulary batch length")
 _gpt2 = _shape("width layers heads vocabulary batch length")
 _rows = _shape("width layers batch")
 _images = _shape("channels side batch")
+_photographs = _shape("channels side classes batch")
 
 # Sizes of the full benchmark, of a quick one (a minute), and of tests.
 SHAPES: dict[str, dict[Size, dict[str, int]]] = {
@@ -224,6 +198,16 @@ SHAPES: dict[str, dict[Size, dict[str, int]]] = {
         "tiny": _gpt2(16, 1, 2, 20, 4, 16),
     },
     "conv": {"full": _images(32, 32, 64), "quick": _images(4, 32, 16), "tiny": _images(2, 8, 4)},
+    "resnet": {
+        "full": _photographs(64, 32, 1000, 32),
+        "quick": _photographs(8, 32, 10, 8),
+        "tiny": _photographs(2, 32, 10, 4),
+    },
+    "mlp-2048": {
+        "full": _rows(2048, 4, 1024),
+        "quick": _rows(128, 2, 128),
+        "tiny": _rows(16, 2, 24),
+    },
     "overhead": {"full": _rows(8, 200, 64), "quick": _rows(8, 50, 64), "tiny": _rows(4, 5, 16)},
 }
 NAMES = tuple(SHAPES)
@@ -241,14 +225,23 @@ def find(name: str, size: Size) -> Workload:
     wide, layers, full = shape.get("width"), shape.get("layers"), size == "full"
     match name:
         case "paper":
-            return transformer(name, "the paper's model", shape, cycles=2 if full else 1)
+            return transformer(name, "the paper's model", shape, cycles=4 if full else 1)
         case "wide":
             title = f"the paper's architecture at width {wide}, layers: {layers}"
             return transformer(name, title, shape, peak=not full)
         case "gpt2":
             return gpt2(name, f"GPT-2 of width {wide}, layers: {layers}", shape)
         case "conv":
-            return conv(name, "a convolutional net", shape)
+            make: Callable[[], nn.Module] = partial(ConvNet, shape["channels"])
+            return images(name, "a convolutional net", make, shape)
+        case "resnet":
+            make = partial(ResNet18, shape["classes"], shape["channels"])
+            return images(name, "ResNet-18", make, shape)
+        case "mlp-2048":
+            title = f"an MLP of {layers} layers {wide}×{wide}"
+            # Two cycles of K = 4: one step takes seconds.
+            fewer = {"window": 8, "peak": False} if full else {}
+            return chain(name, title, shape, residual=False, **fewer)
         case "mlp":
             return chain(name, f"an MLP of {layers} layers {wide}×{wide}", shape, residual=False)
     title = f"{layers} matrices {wide}×{wide}"
