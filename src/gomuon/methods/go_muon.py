@@ -1,7 +1,7 @@
 """Go-MUON, the paper's method."""
 
 from collections.abc import Mapping
-from typing import Unpack
+from typing import Any, Literal, Unpack
 
 from torch import Tensor
 
@@ -51,6 +51,12 @@ FACTORS = CapturedFactors(
     captured_root_work, keeps_inputs=lambda group: group.get("input_decay") is not None
 )
 
+# "fast" is the cheapest combination whose loss is that of the exact one: docs/fast.md.
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "fast": {"refresh_every": 8, "rows": 256, "input_decay": 0.97, "polar": "fast"},
+    "paper": {"polar": "svd", "roots": "eigh", "block_size": None},
+}
+
 RECIPE = Recipe(
     "GoMuon",
     geometry=GEOMETRY,
@@ -64,10 +70,38 @@ RECIPE = Recipe(
         **CURVATURE,
         "graft": Setting("frobenius", one_of("frobenius", None)),
     },
+    presets=PRESETS,
     formula="D = P_B·polar(P_B M̂ P_A)·P_A, ‖D‖_F = √min(m,n);  P_A = A^−¼, P_B = B̄^−¼",
     origin="the paper",
     work=StepWork(matched_polar_work, captured=FACTORS),
 )
+
+
+class GoMuonSettings(Common, total=False):
+    """The keywords of `GoMuon`, for type checkers; defaults are in its recipe."""
+
+    preset: Literal["fast", "paper"] | None
+    momentum: float
+    nesterov: bool
+    weight_decay: float
+    geometry_decay: bool
+    alpha: float | tuple[float, float]
+    refresh_every: int
+    factor_decay: float
+    input_decay: float | None
+    shrinkage: str | float | Mapping[str, float]
+    rows: int | None
+    token_stride: int
+    token_skip: int
+    reduce: bool
+    stagger: bool
+    block_size: int | None
+    max_side: int | None
+    long_sides: Literal["identity", "diagonal"]
+    polar: PolarMethod
+    roots: RootMethod
+    max_condition: float | None
+    graft: str | None
 
 
 @register
@@ -95,6 +129,9 @@ class GoMuon(MatrixOptimizer):
         params: the model; its parameters are routed and its layers captured. Or parameters or
             groups as for torch.optim; then nothing is captured and the maps are the identity.
         lr: η, the matrices' learning rate.
+        preset: settings that belong together; settings that are also given replace them. "fast":
+            the cheapest combination that costs no loss in our experiments. "paper": the arithmetic
+            of the paper's experiments.
 
         momentum: β.
         nesterov: True: the source is M̂. False: the source is M.
@@ -140,8 +177,9 @@ class GoMuon(MatrixOptimizer):
         specs: how parameters are cut, {pattern: LayerSpec}, for heads, fused qkv and long sides.
         loss_reduction: "mean" if the loss averages over examples, "sum" if it adds them up.
         nonfinite: what to do if a gradient has NaN, infinity or numbers whose squares overflow:
-            "raise" an error, "skip" the step, or "allow" it. "allow" does not check gradients, so
-            the step never waits for an accelerator.
+            "raise" an error, "skip" the step, or "allow" it. On an accelerator no step waits for
+            the answer: gradients that cannot be used count as zero, and the error or the count
+            comes at a later step. Several ranks do wait, to agree.
         work: how several ranks work. "shared": each matrix has one owner. "replicated": every rank
             computes everything (only for models that are not sharded). "alone": nothing is sent.
             "auto": "shared" if the model is wrapped in DDP, now or later, or sharded by
@@ -154,57 +192,12 @@ class GoMuon(MatrixOptimizer):
 
     recipe = RECIPE
 
+    __signature__ = RECIPE.signature()
+
     def __init__(
         self,
         params: Parameters,
-        lr: float | Tensor = 0.08,
-        *,
-        momentum: float = 0.8,
-        nesterov: bool = True,
-        weight_decay: float = 0.0,
-        geometry_decay: bool = False,
-        alpha: float | tuple[float, float] = 0.25,
-        refresh_every: int = 4,
-        factor_decay: float = 0.97,
-        input_decay: float | None = None,
-        shrinkage: str | float | Mapping[str, float] = "oas",
-        rows: int | None = None,
-        token_stride: int = 1,
-        token_skip: int = 0,
-        reduce: bool = False,
-        stagger: bool = False,
-        block_size: int | None = 1024,
-        max_side: int | None = None,
-        long_sides: str = "identity",
-        polar: PolarMethod = "auto",
-        roots: RootMethod = "auto",
-        max_condition: float | None = None,
-        graft: str | None = "frobenius",
-        **common: Unpack[Common],
+        lr: float | Tensor | None = None,
+        **settings: Unpack[GoMuonSettings],
     ) -> None:
-        super().__init__(
-            params,
-            lr,
-            momentum=momentum,
-            nesterov=nesterov,
-            weight_decay=weight_decay,
-            geometry_decay=geometry_decay,
-            alpha=alpha,
-            refresh_every=refresh_every,
-            factor_decay=factor_decay,
-            input_decay=input_decay,
-            shrinkage=shrinkage,
-            rows=rows,
-            token_stride=token_stride,
-            token_skip=token_skip,
-            reduce=reduce,
-            stagger=stagger,
-            block_size=block_size,
-            max_side=max_side,
-            long_sides=long_sides,
-            polar=polar,
-            roots=roots,
-            max_condition=max_condition,
-            graft=graft,
-            **common,
-        )
+        super().__init__(params, lr, **settings)
