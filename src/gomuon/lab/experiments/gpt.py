@@ -48,7 +48,7 @@ class GPTBlock(nn.Module):
         return out
 
 
-class GPT(nn.Module):
+class LayerNormGPT(nn.Module):
     """Predicts the next symbol at every position; the embedding is also the output head.
 
     Args:

@@ -17,7 +17,7 @@ from gomuon.lab import machine
 from gomuon.lab.data import corpora
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.experiments import schedules
-from gomuon.lab.experiments.gpt import GPT
+from gomuon.lab.experiments.gpt import LayerNormGPT
 from gomuon.lab.experiments.models import CharacterModel, ModularAdditionModel
 from gomuon.lab.experiments.run_config import RunConfig
 
@@ -77,7 +77,9 @@ class CharacterTask:
         symbols, generator = len(self.corpus.vocabulary), torch.Generator()
         generator.manual_seed(self.config.seed)
         if self.config.task == "gpt":
-            return GPT(symbols, self.config.length, **_shape(self.config), generator=generator)
+            return LayerNormGPT(
+                symbols, self.config.length, **_shape(self.config), generator=generator
+            )
         return CharacterModel(symbols, **_shape(self.config), generator=generator)
 
     def multipliers(self) -> list[float]:
