@@ -9,6 +9,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 from gomuon.functional.linalg import symmetric_product
+from gomuon.functional.widening_products import has_widening_product, widening_product
 from gomuon.parameters.patches import all_patches, patches_at
 from gomuon.parameters.sampling import ALL_ROWS, Sampling
 
@@ -239,4 +240,6 @@ def moment(rows: Tensor, dtype: torch.dtype) -> Tensor:
     """Σ v vᵀ over rows, [d, d] or [groups, d, d], in `dtype`."""
     # A user may call backward inside autocast, which would round the product to bfloat16.
     with torch.autocast(rows.device.type, enabled=False):
-        return symmetric_product(rows, dtype)
+        if has_widening_product(rows, dtype):
+            return symmetric_product(rows, widening_product)
+        return symmetric_product(rows.to(dtype))
