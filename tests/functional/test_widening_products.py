@@ -12,6 +12,7 @@ from gomuon.functional import widening_products
 from gomuon.functional.linalg import symmetric_product
 from gomuon.functional.widening_products import has_widening_product, widening_product
 from gomuon.parameters.rows import moment
+from tests.versions import HAS_WIDENING_PRODUCTS
 
 HALVES = [torch.bfloat16, torch.float16]
 
@@ -19,8 +20,8 @@ HALVES = [torch.bfloat16, torch.float16]
 @pytest.fixture
 def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A CPU with such products, so that the accelerator's branch runs with real numbers."""
-    if not hasattr(torch.ops.aten.mm, "dtype"):
-        pytest.skip("this torch has no products with another type")
+    if not HAS_WIDENING_PRODUCTS:
+        pytest.skip("torch is older than 2.8")
 
     def product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
         return left.to(dtype) @ right.to(dtype)
@@ -115,7 +116,7 @@ def test_it_can_be_traced() -> None:
         assert torch.equal(compiled(rows, torch.float32), moment(rows, torch.float32))
 
 
-@pytest.mark.skipif(not hasattr(torch.ops.aten.mm, "dtype"), reason="older than torch 2.8")
+@pytest.mark.skipif(not HAS_WIDENING_PRODUCTS, reason="torch is older than 2.8")
 def test_a_products_shape_on_another_device() -> None:
     """On the meta device, whose kernels have the signature of the accelerators'."""
     left, right = (torch.empty(2, 3, 5, dtype=torch.bfloat16, device="meta") for _ in range(2))
