@@ -57,11 +57,13 @@ def stacked_counts(counts: Sequence[Tensor], device: torch.device | None = None)
     places = {count.device for count in counts if count.device.type != "cpu"}
     if places:
         device = device or places.pop()
-        return torch.stack([_moved(count, device) for count in counts])
-    stacked = torch.stack(list(counts))
-    return stacked if device is None else _moved(stacked, device)
+    elif device is None or device.type == "cpu":
+        return torch.stack(list(counts))
+    return torch.stack([_on(device, count) for count in counts])
 
 
-def _moved(count: Tensor, device: torch.device) -> Tensor:
-    # From ordinary memory CUDA copies so few bytes at once. Others may read them too late.
-    return count.to(device, count_dtype(device), non_blocking=device.type == "cuda")
+def _on(device: torch.device, count: Tensor) -> Tensor:
+    """A count on an accelerator. One that the host knows is filled in there: a copy would wait."""
+    if count.device.type == "cpu":
+        return torch.full((), count.tolist(), dtype=count_dtype(device), device=device)
+    return count.to(device, count_dtype(device))

@@ -10,6 +10,7 @@ from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
 from gomuon import GeometryWarning, GoMuon, LayerSpec
+from gomuon.parameters.routing import Routes
 
 CUT = LayerSpec(outputs=4, inputs="diagonal")  # 6 as 2×3
 
@@ -157,7 +158,7 @@ class Convolutions(nn.Module):
 def test_lengths_that_change_need_no_graph_for_each() -> None:
     """Patches and counts of symbolic shapes. (Inductor would make a graph for each convolution.)"""
     net, eager = Convolutions(), Convolutions()
-    routes = {"*.weight": "matrix"}
+    routes: Routes = {"*.weight": "matrix"}
     optimizer, other = (GoMuon(m, rows=9, refresh_every=1, routes=routes) for m in (net, eager))
     compiled = torch.compile(net, dynamic=True, backend="aot_eager")
     for length in (8, 11, 14, 17, 23, 30):

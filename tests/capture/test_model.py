@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -104,6 +105,44 @@ def test_layers_that_read_one_tensor_share_one_moment() -> None:
     q, k, o = (statistics[module.weight].inputs for module in (model.q, model.k, model.o))
     assert q is k
     assert q is not o
+
+
+def test_readers_under_different_masks_do_not_share() -> None:
+    model, x = Attention(), torch.randn(4, 5, 6, dtype=torch.float64)
+    optimizer = GoMuon(model, routes={"*.weight": "matrix"})
+    masks = [torch.rand(4, 5) < share for share in (0.4, 0.7)]
+    outputs = []
+    for layer, mask in zip((model.q, model.k), masks, strict=True):
+        with optimizer.statistics_mask(mask):
+            outputs.append(layer(x))
+    sum(y.square().sum() for y in outputs).backward()
+    found = optimizer._capture.groups[0].collect()
+    for layer, mask in zip((model.q, model.k), masks, strict=True):
+        moment = found[layer.weight].inputs
+        assert moment is not None
+        torch.testing.assert_close(moment.total, x[mask].T @ x[mask])
+        assert float(moment.count) == int(mask.sum())
+
+
+def test_micro_batches_with_and_without_a_mask_add_up() -> None:
+    model = Attention()
+    optimizer = GoMuon(model, routes={"*.weight": "matrix"})
+    rows = []
+    for number in range(4):
+        x, mask = torch.randn(4, 5, 6, dtype=torch.float64), torch.rand(4, 5) < 0.5
+        rows.append(x[mask] if number % 2 else x.flatten(0, 1))
+        with optimizer.statistics_mask(mask) if number % 2 else nullcontext():
+            model(x).square().sum().backward()
+    used = torch.cat(rows)
+    found = optimizer._capture.groups[0].collect()
+    assert found[model.q.weight].inputs is found[model.k.weight].inputs
+    for layer in (model.q, model.k):
+        for moment in (found[layer.weight].inputs, found[layer.weight].gradients):
+            assert moment is not None
+            assert float(moment.count) == float(moment.uses) == len(used)
+        inputs = found[layer.weight].inputs
+        assert inputs is not None
+        torch.testing.assert_close(inputs.total, used.T @ used)
 
 
 def test_sharing_is_exact_when_the_pattern_changes() -> None:

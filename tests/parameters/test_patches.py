@@ -12,7 +12,7 @@ from gomuon.parameters.rows import rows_for
 from gomuon.parameters.sampling import Sampling, spread_rows
 from tests.parameters.test_rows import CONVOLUTIONS
 
-MORE: list[tuple[nn.Module, tuple[int, ...]]] = [
+MORE: list[tuple[Any, tuple[int, ...]]] = [
     (nn.Conv1d(4, 6, 3, stride=2, padding=2, dilation=3), (3, 4, 20)),
     (nn.Conv2d(4, 6, 1, stride=2), (3, 4, 9, 8)),
     (nn.Conv2d(4, 8, (5, 1), padding=(2, 0), groups=2), (3, 4, 9, 8)),
@@ -29,7 +29,7 @@ def reader(module: nn.Module, **sampling: Any) -> Any:
 
 @pytest.mark.parametrize("ones", [False, True])
 @pytest.mark.parametrize("rows", [1, 5, 12])
-@pytest.mark.parametrize(("module", "shape"), CONVOLUTIONS + MORE, ids=str)
+@pytest.mark.parametrize(("module", "shape"), [*CONVOLUTIONS, *MORE], ids=str)
 def test_sampled_patches_are_rows_of_the_unfolded_batch(
     module: Any, shape: tuple[int, ...], rows: int, ones: bool
 ) -> None:
@@ -44,7 +44,7 @@ def test_sampled_patches_are_rows_of_the_unfolded_batch(
     assert torch.equal(some.mask_rows(mask), every.mask_rows(mask)[chosen])
 
 
-@pytest.mark.parametrize(("module", "shape"), CONVOLUTIONS + MORE, ids=str)
+@pytest.mark.parametrize(("module", "shape"), [*CONVOLUTIONS, *MORE], ids=str)
 def test_a_bound_comes_after_stride_and_skip(module: Any, shape: tuple[int, ...]) -> None:
     x = torch.randn(shape)
     y = module(x).detach()

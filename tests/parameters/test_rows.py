@@ -221,7 +221,7 @@ def test_a_spec_bounds_one_layer_and_readers_of_other_rows_do_not_share() -> Non
     x = torch.randn(6, 3, 3)
     sum(layer(x).square().sum() for layer in model.values()).backward()
     found = optimizer._capture.groups[0].collect()
-    q, k, v = (found[layer.weight].inputs for layer in model.values())
+    q, k, v = (found[layer.get_parameter("weight")].inputs for layer in model.values())
     assert q is not None
     assert v is not None
     assert q is k
@@ -260,8 +260,8 @@ def test_a_bound_holds_for_each_forward_pass() -> None:
     moment = optimizer._capture.groups[0].collect()[layer.weight].inputs
     assert moment is not None
     assert (float(moment.count), float(moment.uses)) == (4 + 6 + 6, 4 + 9 + 20)
-    used = [part[spread_rows(len(part), 6, part.device)] for part in parts[1:]]
-    used = torch.cat([parts[0], *used])
+    sampled = [part[spread_rows(len(part), 6, part.device)] for part in parts[1:]]
+    used = torch.cat([parts[0], *sampled])
     torch.testing.assert_close(moment.total, used.T @ used)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gomuon.functional.linalg import is_diagonal, symmetric_product
+from gomuon.functional.linalg import Multiply, is_diagonal, symmetric_product
 
 
 def left_product(P: Tensor, X: Tensor) -> Tensor:
@@ -71,7 +71,7 @@ def fill_padding_(S: Tensor, d: int) -> Tensor:
 
 
 def block_moments(
-    rows: Tensor, strips: int, blocks: int, dtype: torch.dtype | None = None
+    rows: Tensor, strips: int, blocks: int, multiply: Multiply = torch.matmul
 ) -> Tensor:
     """Σ v vᵀ of every piece of the rows, [strips, d, d] or [strips, blocks, s, s].
 
@@ -79,14 +79,16 @@ def block_moments(
         rows: [N, strips·d], or [strips, N, d] for a grouped convolution.
         strips: the number of matrices along the side.
         blocks: the number of pieces of a matrix's side d.
-        dtype: see `symmetric_product`.
+        multiply: see `symmetric_product`.
     """
     grouped = rows.ndim == 3
     d = rows.shape[-1] if grouped else rows.shape[-1] // strips
     size = -(-d // blocks)
     pieces = padded(rows.unflatten(-1, (-1, d)), -1, blocks * size)  # [..., N, strips or 1, d]
     pieces = pieces.flatten(-2).unflatten(-1, (-1, size)).movedim(-2, -3)
-    moments = symmetric_product(pieces, dtype)  # [strips·blocks, s, s], or [strips, blocks, s, s]
+    moments = symmetric_product(
+        pieces, multiply
+    )  # [strips·blocks, s, s], or [strips, blocks, s, s]
     moments = moments.reshape(strips, blocks, size, size)
     return moments if blocks > 1 else moments.squeeze(1)
 

@@ -11,6 +11,7 @@ from gomuon.errors import DecompositionError
 from gomuon.threads.spreading import spread
 
 Factors = TypeVar("Factors", bound=tuple[Tensor, ...])
+Multiply = Callable[[Tensor, Tensor], Tensor]  # of two matrices, or two batches of them
 
 
 def decompose(routine: Callable[[Tensor], Factors], X: Tensor) -> tuple[Tensor, ...]:
@@ -105,17 +106,8 @@ def _flat_batch(t: Tensor, leading: torch.Size) -> Tensor:
     return t.flatten(0, len(leading) - 1)  # what is left may be blocks, [k, s, s]
 
 
-def symmetric_product(rows: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """VᵀV of V [..., N, d] in `dtype` (V's own by default), summed in this precision.
-
-    Blocks below the diagonal are copied from above it.
-    """
-    dtype = dtype or rows.dtype
-    multiply: Callable[[Tensor, Tensor], Tensor] = torch.matmul
-    if has_widening_product(rows, dtype):
-        multiply = _widening_product
-    else:
-        rows = rows.to(dtype)
+def symmetric_product(rows: Tensor, multiply: Multiply = torch.matmul) -> Tensor:
+    """VᵀV of V [..., N, d]; blocks below the diagonal are copied from above it."""
     block = max(128, rows.shape[-1] // 16)  # wide enough for products to run at full speed
     return _by_triangle(rows.mT, rows, block, multiply)
 
@@ -134,7 +126,7 @@ def _by_triangle(
     A: Tensor,
     B: Tensor,
     block: int,
-    multiply: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
+    multiply: Multiply = torch.matmul,
 ) -> Tensor:
     """AB [..., d, d], strips of `block` rows from the diagonal on."""
     d = A.shape[-2]
@@ -148,45 +140,6 @@ def _by_triangle(
         product[..., begin:end, begin:] = strip
         product[..., end:, begin:end] = strip[..., end - begin :].mT
     return product
-
-
-def _devices_with_widening_products() -> frozenset[str]:
-    """Devices on which torch multiplies half precision into float32: from torch 2.8 on, some."""
-    if torch.version.hip is not None or not hasattr(torch.ops.aten.mm, "dtype"):
-        return frozenset()  # ROCm's first versions wrote the wrong type
-    known = torch._C._dispatch_has_kernel_for_dispatch_key
-    return frozenset(
-        device
-        for device in ("cuda", "xpu")
-        if all(known(f"aten::{name}.dtype", device.upper()) for name in ("mm", "bmm"))
-    )
-
-
-_WIDENING_DEVICES = _devices_with_widening_products()
-
-
-def has_widening_product(rows: Tensor, dtype: torch.dtype) -> bool:
-    """Whether V in half precision can be multiplied as it is, with sums and result in float32.
-
-    The product of two such numbers is exact in float32, so nothing is lost against V in float32:
-    only V is not copied, and the product is faster.
-    """
-    possible = rows.device.type in _WIDENING_DEVICES and rows.ndim <= 3 and rows.numel() > 0
-    if dtype != torch.float32 or not possible:
-        return False
-    if rows.dtype == torch.float16:
-        # The user may have allowed sums in float16, and a graph cannot ask.
-        settings = torch.backends.cuda.matmul
-        return not torch.compiler.is_compiling() and not getattr(
-            settings, "allow_fp16_accumulation", False
-        )
-    return rows.dtype == torch.bfloat16
-
-
-def _widening_product(left: Tensor, right: Tensor) -> Tensor:
-    """[m, k]·[k, n] or [b, m, k]·[b, k, n] of half precision, in float32."""
-    multiply: Callable[..., Tensor] = torch.mm if left.ndim == 2 else torch.bmm
-    return multiply(left, right, out_dtype=torch.float32)
 
 
 def working_dtype(tensor: Tensor) -> torch.dtype:

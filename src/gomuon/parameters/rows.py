@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from gomuon.functional.widening_products import has_widening_product, widening_product
 from gomuon.parameters.patches import all_patches, patches_at
 from gomuon.parameters.sampling import ALL_ROWS, Sampling
 from gomuon.parameters.side_forms import SumCut
@@ -239,4 +240,6 @@ def moment(rows: Tensor, dtype: torch.dtype, cut: SumCut) -> Tensor:
     """Σ v vᵀ over rows in `dtype`, cut into pieces; its shape is `cut.shape`."""
     # A user may call backward inside autocast, which would round the product to bfloat16.
     with torch.autocast(rows.device.type, enabled=False):
-        return cut.moment(rows, dtype)
+        if has_widening_product(rows, dtype):
+            return cut.moment(rows, widening_product)
+        return cut.moment(rows.to(dtype))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gomuon.functional.block_diagonal import block_moments, diagonal_moments
-from gomuon.functional.linalg import symmetric_product
+from gomuon.functional.linalg import Multiply, symmetric_product, working_dtype
 from gomuon.moments import Shape
 
 # What a LayerSpec may say of a side: the length of its blocks, or a form.
@@ -148,10 +148,11 @@ class SumCut:
     def _is_whole(self) -> bool:
         return self.strips == 1 and self.form.kind == "matrix" and self.form.blocks == 1
 
-    def moment(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Σ v vᵀ in `dtype` of rows [N, strips·d], or [strips, N, d] for a grouped convolution."""
+    def moment(self, rows: Tensor, multiply: Multiply = torch.matmul) -> Tensor:
+        """Σ v vᵀ of rows [N, strips·d], or [strips, N, d] for a grouped convolution."""
         if self.form.kind == "diagonal":
-            return diagonal_moments(rows.to(dtype), self.strips).view(self.shape)
+            squares = diagonal_moments(rows.to(working_dtype(rows)), self.strips)
+            return squares.view(self.shape)
         if self._is_whole or (rows.ndim == 3 and self.form.blocks == 1):
-            return symmetric_product(rows, dtype)
-        return block_moments(rows, self.strips, self.form.blocks, dtype)
+            return symmetric_product(rows, multiply)
+        return block_moments(rows, self.strips, self.form.blocks, multiply)

@@ -27,6 +27,7 @@ from gomuon.lab.costs.unit_costs import (
     state_elements,
 )
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.routing import Routes
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import METHODS
@@ -242,7 +243,7 @@ def test_a_bound_holds_for_each_call_and_a_spec_for_one_layer() -> None:
     uses = find_input_uses(model, case.x)
     settings = {**recipe.defaults, "rows": 5}
     specs = {"4.weight": LayerSpec(rows=3)}
-    routes = {"4.weight": "matrix"}
+    routes: Routes = {"4.weight": "matrix"}
     found = find_layers(model, recipe, settings, uses, specs=specs, routes=routes)
     assert [x.sampled_rows(1.0) for x in found.layers] == [2 * 5, 3]
     assert [x.sampled_rows(0.5) for x in found.layers] == [9, 3]
