@@ -8,7 +8,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from gomuon.parameters.side_forms import SumCut
+from gomuon.functional.block_diagonal import block_moments, diagonal_moments
+from gomuon.functional.linalg import symmetric_product
+from gomuon.moments import Shape
+from gomuon.parameters.side_forms import SideForm
 
 
 @dataclass(frozen=True)
@@ -219,6 +222,39 @@ def _padding(module: Convolution) -> tuple[tuple[int, int], ...]:
     if module.padding == "valid":
         return tuple((0, 0) for _ in module.kernel_size)
     return tuple((int(size), int(size)) for size in module.padding)
+
+
+@dataclass(frozen=True)
+class SumCut:
+    """How the rows v of one side are cut before Σ v vᵀ is formed.
+
+    Attributes:
+        strips: the number of matrices along the side (heads, or groups of a convolution).
+        form: the form of each matrix's factor.
+        where: LEFT or RIGHT.
+    """
+
+    strips: int
+    form: SideForm
+    where: int
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the moment."""
+        shape = self.form.shape(self.where)
+        return shape if self._is_whole else (self.strips, *shape)
+
+    @property
+    def _is_whole(self) -> bool:
+        return self.strips == 1 and self.form.kind == "matrix" and self.form.blocks == 1
+
+    def moment(self, rows: Tensor) -> Tensor:
+        """Σ v vᵀ of rows [N, strips·d], or [strips, N, d] for a grouped convolution."""
+        if self.form.kind == "diagonal":
+            return diagonal_moments(rows, self.strips).view(self.shape)
+        if self._is_whole or (rows.ndim == 3 and self.form.blocks == 1):
+            return symmetric_product(rows)
+        return block_moments(rows, self.strips, self.form.blocks)
 
 
 def moment(rows: Tensor, dtype: torch.dtype, cut: SumCut) -> Tensor:
