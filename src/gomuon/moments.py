@@ -64,6 +64,9 @@ def stacked_counts(counts: Sequence[Tensor], device: torch.device | None = None)
 
 def _on(device: torch.device, count: Tensor) -> Tensor:
     """A count on an accelerator. One that the host knows is filled in there: a copy would wait."""
-    if count.device.type == "cpu":
-        return torch.full((), count.tolist(), dtype=count_dtype(device), device=device)
-    return count.to(device, count_dtype(device))
+    dtype = count_dtype(device)
+    if count.device.type != "cpu":
+        return count.to(device, dtype)
+    numbers = count.flatten().tolist()
+    filled = [torch.full((), number, dtype=dtype, device=device) for number in numbers]
+    return torch.stack(filled).view(count.shape)

@@ -10,14 +10,15 @@ from torch import nn
 from gomuon.optimizer import MatrixOptimizer
 from tests.distributed.launcher import Place, launch
 from tests.distributed.worlds import Weights, assert_alike, distance, run
-from tests.methods.table import RECIPES, biased_transformer, make
+from tests.methods.table import CUT_RECIPES, RECIPES, biased_transformer, make
 
 STEPS = 6  # more than an interval
 BUILD = partial(biased_transformer, 0, torch.float64)
+EVERY = [*RECIPES, *CUT_RECIPES]
 
 
 def recipe(index: int, model: nn.Module, work: str) -> MatrixOptimizer:
-    name, settings = RECIPES[index]
+    name, settings = EVERY[index]
     return make(name, model, **settings, work=work)
 
 
@@ -32,11 +33,11 @@ def ways(place: Place, indices: list[int]) -> list[tuple[Weights, Weights, Weigh
     ]
 
 
-HALF = len(RECIPES) // 2
+HALF = len(EVERY) // 2
 
 
 @pytest.mark.parametrize(
-    "indices", [list(range(HALF)), list(range(HALF, len(RECIPES)))], ids=["first", "second"]
+    "indices", [list(range(HALF)), list(range(HALF, len(EVERY)))], ids=["first", "second"]
 )
 def test_shared_work_equals_replicated_work(indices: list[int], tmp_path: Path) -> None:
     """Two ranks' gradients are the same sums in DDP and in FSDP2, so the steps must be too."""
@@ -45,5 +46,5 @@ def test_shared_work_equals_replicated_work(indices: list[int], tmp_path: Path) 
         replicated, shared, sharded = zip(*[answer[position] for answer in answers], strict=True)
         for found in (replicated, shared, sharded):
             assert_alike(list(found))
-        assert distance(shared[0], replicated[0]) < 1e-9, RECIPES[index]
-        assert distance(sharded[0], replicated[0]) < 1e-9, RECIPES[index]
+        assert distance(shared[0], replicated[0]) < 1e-9, EVERY[index]
+        assert distance(sharded[0], replicated[0]) < 1e-9, EVERY[index]

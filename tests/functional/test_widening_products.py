@@ -11,7 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gomuon.functional import widening_products
 from gomuon.functional.linalg import symmetric_product
 from gomuon.functional.widening_products import has_widening_product, widening_product
-from gomuon.parameters.rows import moment
+from gomuon.parameters.rows import SumCut, moment
+from gomuon.parameters.side_forms import LEFT, SideForm
 from tests.versions import HAS_WIDENING_PRODUCTS
 
 HALVES = [torch.bfloat16, torch.float16]
@@ -31,6 +32,12 @@ def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         library.impl("bmm.dtype", product, "CPU")
         monkeypatch.setattr(widening_products, "_DEVICES", frozenset({"cpu"}))
         yield
+
+
+def moment_of(rows: Tensor) -> Tensor:
+    """Σ v vᵀ in float32 of rows [N, d], or [groups, N, d]."""
+    groups = 1 if rows.ndim == 2 else len(rows)
+    return moment(rows, torch.float32, SumCut(groups, SideForm(rows.shape[-1]), LEFT))
 
 
 class Dtypes(TorchDispatchMode):
@@ -63,7 +70,7 @@ SHAPES = [(50, 30), (4, 50, 30), (40, 300), (2, 3, 20, 10)]
 def test_rows_are_multiplied_as_they_are(shape: tuple[int, ...], half: torch.dtype) -> None:
     rows = torch.randn(shape).to(half)
     with Dtypes() as seen:
-        found = moment(rows, torch.float32)
+        found = moment_of(rows)
     assert not seen.cast
     assert set(seen.multiplied) == {(half, torch.float32)}
     exact = rows.double().mT @ rows.double()
@@ -78,7 +85,7 @@ def test_rows_are_multiplied_as_they_are(shape: tuple[int, ...], half: torch.dty
 def test_elsewhere_rows_are_cast(half: torch.dtype) -> None:
     rows = torch.randn(40, 30).to(half)
     with Dtypes() as seen:
-        found = moment(rows, torch.float32)
+        found = moment_of(rows)
     assert seen.cast == [(40, 30)]
     assert seen.multiplied == [(torch.float32, torch.float32)]
     assert torch.equal(found, rows.float().mT @ rows.float())
@@ -112,8 +119,8 @@ def test_what_would_lose_accuracy_is_cast(monkeypatch: pytest.MonkeyPatch) -> No
 def test_it_can_be_traced() -> None:
     for half in HALVES:
         rows = torch.randn(20, 10).to(half)
-        compiled = torch.compile(moment, backend="aot_eager", fullgraph=True)
-        assert torch.equal(compiled(rows, torch.float32), moment(rows, torch.float32))
+        compiled = torch.compile(moment_of, backend="aot_eager", fullgraph=True)
+        assert torch.equal(compiled(rows), moment_of(rows))
 
 
 @pytest.mark.skipif(not HAS_WIDENING_PRODUCTS, reason="torch is older than 2.8")

@@ -15,8 +15,8 @@ from gomuon.capture.shared_inputs import SharedInputs
 from gomuon.capture.tap import Probe, Tap, in_backward
 from gomuon.functional.linalg import working_dtype
 from gomuon.moments import Moment, Shape
-from gomuon.parameters.rows import Rows, can_capture
-from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm, SumCut
+from gomuon.parameters.rows import Rows, SumCut, can_capture
+from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from gomuon.moments import Moment, Shape, count_dtype, stacked_counts
-from gomuon.parameters.rows import Rows, moment
-from gomuon.parameters.side_forms import SumCut
+from gomuon.parameters.rows import Rows, SumCut, moment
 
 _CPU = torch.device("cpu")
 

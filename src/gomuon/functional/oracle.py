@@ -56,8 +56,11 @@ def weighted_norm(D: Tensor, left: Tensor | None, right: Tensor | None) -> Tenso
 
 def preconditioned(X: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
     """P_B X P_A; C of Equation (2) for X = M. Maps may be block-diagonal or diagonal."""
-    X = X if left is None else left_product(left, X)
-    return X if right is None else right_product(X, right)
+    if left is not None:
+        X = left @ X if left.shape[-1] == X.shape[-2] else left_product(left, X)
+    if right is not None:
+        X = X @ right if right.shape[-2] == X.shape[-1] else right_product(X, right)
+    return X
 
 
 def rank_of(Q: Tensor) -> Tensor:

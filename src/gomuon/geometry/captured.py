@@ -321,7 +321,7 @@ def _oas(S: Tensor, count: Tensor, form: SideForm) -> Tensor:
     """
     if form.kind == "diagonal":
         return S
-    if form.last == form.size:
+    if form.blocks == 1 or form.last == form.size:
         return oas(S, count)[0]
     first, last = S[..., :-1, :, :], S[..., -1, : form.last, : form.last]
     intensities = oas(first, count)[1], oas(last, count.squeeze(-1))[1].unsqueeze(-1)

@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gomuon.functional import linalg
 from gomuon.functional.block_diagonal import padded
 from gomuon.functional.linalg import decompose, is_diagonal
 from gomuon.functional.oracle import preconditioned
@@ -102,13 +103,20 @@ def kl_clip(pending: Iterable[Pending], group: Group, total: Total) -> Iterator[
     waiting = list(pending)
     factor: Tensor | float = 1.0
     if group["kl_clip"] is not None:
-        none = torch.zeros((), dtype=torch.float64, device="cpu")  # if this rank owns no matrix
-        products = sum(((stack.G * D).sum().double() for stack, _, D in waiting), none)
+        products = _summed([(stack.G * D).sum() for stack, _, D in waiting])
         change = (group["lr"] ** 2 * total(products)).abs()
         # If the sum overflows, the change is above any budget, and nothing moves.
         factor = (group["kl_clip"] / change).sqrt().nan_to_num(0.0, posinf=1.0).clamp(max=1.0)
     for stack, X, D in waiting:
         yield stack, X, factor * D
+
+
+def _summed(numbers: Sequence[Tensor]) -> Tensor:
+    """In float64 on the CPU; in their own precision on accelerators, which are slow in float64."""
+    if not numbers or linalg.decomposes_well(numbers[0].device):
+        none = torch.zeros((), dtype=torch.float64, device="cpu")  # if this rank owns no matrix
+        return sum((number.double() for number in numbers), none)
+    return torch.stack([number.to(numbers[0].device) for number in numbers]).sum()
 
 
 def _step_work(x: Matrices, group: Group) -> Work:

@@ -8,10 +8,13 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from gomuon.functional.block_diagonal import block_moments, diagonal_moments
+from gomuon.functional.linalg import Multiply, symmetric_product, working_dtype
 from gomuon.functional.widening_products import has_widening_product, widening_product
+from gomuon.moments import Shape
 from gomuon.parameters.patches import all_patches, patches_at
 from gomuon.parameters.sampling import ALL_ROWS, Sampling
-from gomuon.parameters.side_forms import SumCut
+from gomuon.parameters.side_forms import SideForm
 
 
 @dataclass(frozen=True)
@@ -234,6 +237,40 @@ def _padding(module: Convolution) -> tuple[tuple[int, int], ...]:
     if module.padding == "valid":
         return tuple((0, 0) for _ in module.kernel_size)
     return tuple((int(size), int(size)) for size in module.padding)
+
+
+@dataclass(frozen=True)
+class SumCut:
+    """How the rows v of one side are cut before Σ v vᵀ is formed.
+
+    Attributes:
+        strips: the number of matrices along the side (heads, or groups of a convolution).
+        form: the form of each matrix's factor.
+        where: LEFT or RIGHT.
+    """
+
+    strips: int
+    form: SideForm
+    where: int
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of the moment."""
+        shape = self.form.shape(self.where)
+        return shape if self._is_whole else (self.strips, *shape)
+
+    @property
+    def _is_whole(self) -> bool:
+        return self.strips == 1 and self.form.kind == "matrix" and self.form.blocks == 1
+
+    def moment(self, rows: Tensor, multiply: Multiply = torch.matmul) -> Tensor:
+        """Σ v vᵀ of rows [N, strips·d], or [strips, N, d] for a grouped convolution."""
+        if self.form.kind == "diagonal":
+            squares = diagonal_moments(rows.to(working_dtype(rows)), self.strips)
+            return squares.view(self.shape)
+        if self._is_whole or (rows.ndim == 3 and self.form.blocks == 1):
+            return symmetric_product(rows, multiply)
+        return block_moments(rows, self.strips, self.form.blocks, multiply)
 
 
 def moment(rows: Tensor, dtype: torch.dtype, cut: SumCut) -> Tensor:

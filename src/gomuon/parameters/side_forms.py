@@ -4,11 +4,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import torch
-from torch import Tensor
-
-from gomuon.functional.block_diagonal import block_moments, diagonal_moments
-from gomuon.functional.linalg import Multiply, symmetric_product, working_dtype
 from gomuon.moments import Shape
 
 # What a LayerSpec may say of a side: the length of its blocks, or a form.
@@ -122,37 +117,3 @@ def described(
         sides.append(f"{form}{reason}" if has_map else "identity")
     text = "identity" if set(sides) == {"identity"} else " × ".join(sides)
     return text if matrices == 1 else f"{matrices} of {text}"
-
-
-@dataclass(frozen=True)
-class SumCut:
-    """How the rows v of one side are cut before Σ v vᵀ is formed.
-
-    Attributes:
-        strips: the number of matrices along the side (heads, or groups of a convolution).
-        form: the form of each matrix's factor.
-        where: LEFT or RIGHT.
-    """
-
-    strips: int
-    form: SideForm
-    where: int
-
-    @property
-    def shape(self) -> Shape:
-        """The shape of the moment."""
-        shape = self.form.shape(self.where)
-        return shape if self._is_whole else (self.strips, *shape)
-
-    @property
-    def _is_whole(self) -> bool:
-        return self.strips == 1 and self.form.kind == "matrix" and self.form.blocks == 1
-
-    def moment(self, rows: Tensor, multiply: Multiply = torch.matmul) -> Tensor:
-        """Σ v vᵀ of rows [N, strips·d], or [strips, N, d] for a grouped convolution."""
-        if self.form.kind == "diagonal":
-            squares = diagonal_moments(rows.to(working_dtype(rows)), self.strips)
-            return squares.view(self.shape)
-        if self._is_whole or (rows.ndim == 3 and self.form.blocks == 1):
-            return symmetric_product(rows, multiply)
-        return block_moments(rows, self.strips, self.form.blocks, multiply)
