@@ -38,7 +38,8 @@ class Ranks:
 
     def total(self, value: Tensor) -> Tensor:
         """The sum of a value over all ranks."""
-        value = value.to(self.device, copy=True)
+        # In float64: a rank without matrices has nothing whose dtype it could take.
+        value = value.to(self.device, torch.float64, copy=True)
         self.sum_in_place(value)
         return value
 
