@@ -1,8 +1,8 @@
 """Steps as an accelerator would take them, recorded operation by operation, on a machine without.
 
 In two ways that complete each other. On the host, real tensors take the branch of the code that an
-accelerator takes, so every decision is made by real numbers. But numbers that stay on the host by
-design look like the device's; so of refresh steps only the operations on matrices are counted. With
+accelerator takes, so every decision is made by real numbers. But counts and flags that stay on the
+host by design look like the device's, so only operations on matrices are counted. With
 `python -m tests.accelerator [METHOD …]` the tensors are fake ones of another device, so copies
 between it and the host are seen, and code that asks for the type of the device gets the right
 answer; it prints what was found as JSON. It needs a process of its own: torch cannot forget a
@@ -112,16 +112,18 @@ def recorded_steps(name: str, device: str) -> RecordedSteps:
             optimizer.zero_grad()
             model(*batch).backward()
             optimizer.step()
-        # What is on the host although the model is elsewhere, such as AdamW's count of steps, is
-        # of no interest.
-        recorded.append([x for x in record.operations if device == HOST or not x.on_host])
+        recorded.append([x for x in record.operations if _is_the_devices(x, device)])
     refresh, reuse = recorded[-2:]
-    if device == HOST:
-        # Here the captured counts of rows cannot be told from the device's numbers.
-        refresh = [x for x in refresh if any(len(shape) > 1 for shape in x.shapes)]
     blamed = [x for x in (*refresh, *reuse) if x.waits or x.decomposition or x.is_float64]
     places = Counter(f"{x.place or 'torch'}: {x.name}" for x in blamed)
     return RecordedSteps(Unwanted.among(refresh), Unwanted.among(reuse), dict(places))
+
+
+def _is_the_devices(operation: RecordedOperation, device: str) -> bool:
+    """Whether an operation is the device's, not one on numbers that the host keeps anyway."""
+    if device == HOST:
+        return any(len(shape) > 1 and min(shape[-2:]) > 1 for shape in operation.shapes)
+    return not operation.on_host
 
 
 def _model_on(device: str) -> nn.Module:
@@ -139,15 +141,19 @@ def _model_on(device: str) -> nn.Module:
 
 
 @contextlib.contextmanager
-def host_as_accelerator() -> Iterator[None]:
-    """Make the CPU pass for a device whose decompositions are slow, in every module that asks."""
+def host_as_accelerator() -> Iterator[list[mock.Mock]]:
+    """Make the CPU pass for a device whose decompositions are slow, in every module that asks.
+
+    Gives the functions that say so.
+    """
     modules = [module for name, module in sys.modules.items() if name.startswith("gomuon.")]
     found = [(m, key) for m in modules for key in vars(m) if key.removeprefix("_") == BRANCH]
     assert found, f"no module has a function {BRANCH}; write its new name into BRANCH"
     with contextlib.ExitStack() as patches:
-        for module, key in found:
+        yield [
             patches.enter_context(mock.patch.object(module, key, return_value=False))
-        yield
+            for module, key in found
+        ]
 
 
 # ---- fake tensors --------------------------------------------------------------------------------

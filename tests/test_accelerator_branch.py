@@ -100,11 +100,9 @@ def reaches_the_goal_on_the_host(name: str) -> bool:
 
 
 def test_the_branch_is_really_taken() -> None:
-    """The CPU's own step decomposes where that of an accelerator multiplies."""
-    with host_as_accelerator():
-        there = recorded_steps("Muon", HOST)
-    here = recorded_steps("Muon", HOST)
-    assert here.reuse.decompositions > there.reuse.decompositions == 0
+    with host_as_accelerator() as answers:
+        recorded_steps("GoMuon", HOST)
+    assert any(answer.called for answer in answers)
 
 
 def test_only_methods_that_exist_are_excused() -> None:
