@@ -1,7 +1,5 @@
 """Gradients on an accelerator are checked without waiting for it; the CPU stands in for one."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -78,9 +76,8 @@ def test_an_answer_that_has_not_arrived_is_not_waited_for(
 
 
 @pytest.fixture(autouse=True)
-def accelerator(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(linalg, "decomposes_well", lambda device: False)
-    yield
 
 
 def net() -> nn.Module:

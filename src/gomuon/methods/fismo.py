@@ -69,8 +69,12 @@ class _CoupledJob:
 
     def store(self, dropped: Collection[Layer]) -> list[Layer]:
         maps = block_results(self.batch, self.stack)
-        usable = torch.tensor([new is not None for new in maps], device=self.kept.device)
-        self.kept.copy_(torch.where(usable[:, None, None], self.factors, self.kept))
+        renewed = [index for index, new in enumerate(maps) if new is not None]
+        if len(renewed) == len(maps):
+            self.kept.copy_(self.factors)
+        else:  # a failure is rare: block by block
+            for index in renewed:
+                self.kept[index].copy_(self.factors[index])
         return self.stack.set_maps(f"{self.side}_map", maps)
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from gomuon.lab.experiments.models import INITIAL_DEVIATION
 
 
-class FusedAttention(nn.Module):
+class GPTAttention(nn.Module):
     """Causal self-attention; queries, keys and values come from one matrix."""
 
     def __init__(self, width: int, heads: int) -> None:
@@ -37,7 +37,7 @@ class GPTBlock(nn.Module):
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
         self.attention_norm = nn.LayerNorm(width)
-        self.attention = FusedAttention(width, heads)
+        self.attention = GPTAttention(width, heads)
         self.mlp_norm = nn.LayerNorm(width)
         self.up = nn.Linear(width, hidden)
         self.down = nn.Linear(hidden, width)
