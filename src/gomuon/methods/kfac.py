@@ -133,7 +133,8 @@ RECIPE = Recipe(
 class KFAC(MatrixOptimizer):
     """K-FAC, the natural gradient in Kronecker factors, with a KL budget over all layers.
 
-    Biases of linear layers join their weights as a column; inputs then end with a one.
+    Biases of linear layers join their weights as a column; inputs then end with a one. It needs
+    eigenvectors, not roots, so it decomposes its factors on every device.
     """
 
     recipe = RECIPE
