@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from gomuon import GeometryWarning
 from gomuon.functional import linalg
 from gomuon.functional.root_batches import RootBatch
+from gomuon.geometry import captured
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.recipes.registry import METHODS
 from gomuon.telemetry import root_fallbacks
@@ -152,6 +153,30 @@ def test_an_unusable_factor_keeps_the_last_geometry(input_decay: float | None) -
     assert not root_fallbacks(optimizer)
     train(model, optimizer, range(3, 6))
     assert all(p.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.usefixtures("accelerator")
+@pytest.mark.parametrize("failure", [MemoryError, KeyboardInterrupt])
+def test_an_interrupted_refresh_leaves_the_old_factors(
+    failure: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new ones may hold NaN: nothing has been read yet."""
+    model = transformer(layers=1)
+    optimizer = made("GoMuon", model)
+    train(model, optimizer, range(2))
+    states = [optimizer.state[row.parameter] for row in optimizer.routing_table().treated("matrix")]
+    before = [dict(state) for state in states]
+
+    def interrupted(*_: object) -> None:
+        raise failure
+
+    monkeypatch.setattr(captured, "start_roots", interrupted)
+    with pytest.raises(failure):
+        poisoned_step(model, optimizer, 2)
+    for state, old in zip(states, before, strict=True):
+        assert state.keys() == old.keys()
+        for key in ("left_factor", "left_seen", "left_map", "right_map"):
+            assert state[key] is old[key], key
 
 
 @pytest.mark.usefixtures("accelerator")

@@ -49,6 +49,8 @@ _LARGEST_ORDER = 100
 def product_root(S: Tensor, power: float, shift: float = 0.0) -> tuple[Tensor, Tensor]:
     """(S + shift·λ_max·I)^(−power) of S [..., d, d], and which of them can be trusted, [...].
 
+    Power ¼ gives the maps of Equation (29).
+
     Without a shift, eigenvalues above 1e-5·ρ (float64: 1e-9·ρ) with ρ = tr(S⁴)^(1/4) ≥ λ_max are
     inverted to a relative error of about 1e-5 (1e-10), if their own rounding errors are not larger.
     Below, there is a smooth floor: no eigenvalue counts as less than about 1e-6·ρ (1e-10·ρ), even

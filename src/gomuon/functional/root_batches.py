@@ -114,10 +114,14 @@ _AT_ONCE = 2**25  # largest number of elements that are multiplied at a time
 
 def start_roots(batches: Sequence[RootBatch], method: RootMethod) -> None:
     """Start what is to be taken by products. Nothing waits for the device."""
-    with full_float32():
-        for batch in batches:
-            device = batch.factors[0].device
-            if batch.root.multiplied is not None and takes_products(method, device):
+    multiplied = [
+        batch
+        for batch in batches
+        if batch.root.multiplied is not None and takes_products(method, batch.factors[0].device)
+    ]
+    if multiplied:
+        with full_float32():
+            for batch in multiplied:
                 batch.multiply()
 
 

@@ -1,6 +1,6 @@
 """Factors from captured activation and backward moments, Equation (9), and maps from them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar, Literal
@@ -132,15 +132,20 @@ class CapturedMoments(Geometry):
             for same, S, usable in zip(new.layers, new.S, new.outcomes == _USABLE, strict=True):
                 before.append([(layer, _factor_entries(layer, new.side)) for layer in same])
                 self._set_factor(new.side, same, S, group, usable)
-        jobs = self.maps(renewed, group)
-        batches = [job.batch for job in jobs]
-        start_roots(batches, group.get("roots", "auto"))
-        read = chain.from_iterable(read_roots(batches, *outcomes))  # the one wait
+        try:
+            jobs = self.maps(renewed, group)
+            batches = [job.batch for job in jobs]
+            start_roots(batches, group.get("roots", "auto"))
+            read = chain.from_iterable(read_roots(batches, *outcomes))  # the one wait
+        except BaseException:
+            for entries in before:  # nobody knows whether the new factors are usable
+                _put_back(entries)
+            raise
         failed: list[Layer] = []
-        dropped: list[Layer] = []
+        dropped: set[Layer] = set()
         for entries, outcome in zip(before, read, strict=True):
             if outcome != _USABLE:
-                dropped += _put_back(entries)
+                dropped.update(_put_back(entries))
                 failed += [layer for layer, _ in entries if outcome == _UNUSABLE]
         return failed + self._store_maps(jobs, stacks, group, dropped)
 
@@ -149,7 +154,7 @@ class CapturedMoments(Geometry):
         jobs: Sequence[FactorJob],
         stacks: Sequence[Stack],
         group: Group,
-        dropped: Sequence[Layer] = (),
+        dropped: Collection[Layer] = (),
     ) -> list[Layer]:
         failed = store_all(jobs, dropped)
         if group.get(self.inputs_decay) is None:

@@ -49,7 +49,7 @@ def store_all(jobs: Sequence[RootJob], dropped: Collection[Layer] = ()) -> list[
 
 @dataclass(frozen=True)
 class FactorJob:
-    """One factor for several layers that share it. Each of them stores the root."""
+    """Factors, each with the layers that share it, and how these layers store the root."""
 
     batch: RootBatch
     layers: Sequence[Sequence[Layer]]
@@ -67,7 +67,7 @@ class FactorJob:
 
 @dataclass(frozen=True)
 class StackJob:
-    """One factor for every block of a stack, whose maps have this name."""
+    """A factor for every block of a stack; the roots are its maps with this name."""
 
     batch: RootBatch
     stack: Stack

@@ -163,7 +163,8 @@ class KFAC(MatrixOptimizer):
     """K-FAC, the natural gradient in Kronecker factors, with a KL budget over all layers.
 
     Biases of linear layers join their weights as a column; inputs then end with a one. A side
-    without a factor (`max_side`) has eigenvalues of one.
+    without a factor (`max_side`) has eigenvalues of one. It needs eigenvectors, not roots, so it
+    decomposes its factors on every device.
     """
 
     recipe = RECIPE

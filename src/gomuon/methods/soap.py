@@ -168,7 +168,8 @@ RECIPE = Recipe(
 class SOAP(MatrixOptimizer):
     """SOAP: Adam in the slowly rotating eigenbasis of Shampoo's Grams.
 
-    The first step only observes. Sides larger than `max_side` keep the identity.
+    The first step only observes. Sides larger than `max_side` keep the identity. It needs bases,
+    not roots, so it uses an eigendecomposition and QR on every device.
     """
 
     recipe = RECIPE
