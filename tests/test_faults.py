@@ -191,7 +191,8 @@ def test_a_layer_never_captured_runs_as_muon_with_one_warning() -> None:
     torch.manual_seed(0)
     model, twin = Unused(), Unused()
     twin.load_state_dict(model.state_dict())
-    optimizer, muon = GoMuon(model, lr=0.02), Muon(twin, lr=0.02)
+    optimizer = GoMuon(model, lr=0.02, polar="exact")
+    muon = Muon(twin, lr=0.02, polar="exact")
     x = torch.randn(8, 4)
     with pytest.warns(GeometryWarning, match=r"captured for 'bypassed.weight'") as caught:
         for step in range(9):

@@ -107,6 +107,8 @@ class Step:
 
     def late_faults(self) -> list[str]:
         """What was wrong with gradients of earlier steps on an accelerator, as far as is known."""
+        if not self._late.pending:
+            return []
         answers = self._late.answers()
         if any(answer.overflowed for answer in answers):
             self.report_unusable()

@@ -60,14 +60,14 @@ def run(model: Callable[[Tensor], Tensor], net: Net, optimizer: GoMuon, steps: i
 def test_compiled_equals_eager(order: str, settings: dict[str, Any]) -> None:
     eager, net = Net(), Net()
     if order == "optimizer first":
-        optimizer = GoMuon(net, **settings)
+        optimizer = GoMuon(net, polar="exact", **settings)
         compiled = torch.compile(net)
     else:
         compiled = torch.compile(net)
         given = compiled if order == "compiled model given" else net
         assert isinstance(given, nn.Module)
-        optimizer = GoMuon(given)
-    run(eager, eager, GoMuon(eager, **settings))
+        optimizer = GoMuon(given, polar="exact")
+    run(eager, eager, GoMuon(eager, polar="exact", **settings))
     run(compiled, net, optimizer)
     assert not counters["graph_break"]
     for (name, p), q in zip(eager.named_parameters(), net.parameters(), strict=True):
@@ -79,7 +79,7 @@ def test_compiled_equals_eager(order: str, settings: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_two_graphs_and_no_recompilation_after_the_first_cycle() -> None:
     net = Net()
-    optimizer = GoMuon(net)
+    optimizer = GoMuon(net, polar="exact")
     compiled = torch.compile(net, dynamic=False)
 
     def steps(numbers: range) -> None:
@@ -100,8 +100,8 @@ def test_two_graphs_and_no_recompilation_after_the_first_cycle() -> None:
 def test_a_compiled_step_is_the_eager_one() -> None:
     """`step` opts out of compilation, so that compiling it changes nothing."""
     eager, net = Net(), Net()
-    run(eager, eager, GoMuon(eager), steps=6)
-    optimizer = GoMuon(net)
+    run(eager, eager, GoMuon(eager, polar="exact"), steps=6)
+    optimizer = GoMuon(net, polar="exact")
     compiled_step = torch.compile(lambda: optimizer.step())
     for step in range(6):
         x = torch.randn(5, 3, 8, generator=torch.Generator().manual_seed(step))
@@ -135,8 +135,8 @@ def test_hooks_placed_after_a_compiled_run_are_reported_missing() -> None:
 @pytest.mark.slow
 def test_bounded_rows_are_the_same_ones_in_a_graph() -> None:
     eager, net = Net(), Net()
-    optimizer = GoMuon(net, rows=4)
-    run(eager, eager, GoMuon(eager, rows=4))
+    optimizer = GoMuon(net, rows=4, polar="exact")
+    run(eager, eager, GoMuon(eager, rows=4, polar="exact"))
     run(torch.compile(net), net, optimizer)
     assert not counters["graph_break"]
     for (name, p), q in zip(eager.named_parameters(), net.parameters(), strict=True):
@@ -159,7 +159,9 @@ def test_lengths_that_change_need_no_graph_for_each() -> None:
     """Patches and counts of symbolic shapes. (Inductor would make a graph for each convolution.)"""
     net, eager = Convolutions(), Convolutions()
     routes: Routes = {"*.weight": "matrix"}
-    optimizer, other = (GoMuon(m, rows=9, refresh_every=1, routes=routes) for m in (net, eager))
+    optimizer, other = (
+        GoMuon(m, rows=9, polar="exact", refresh_every=1, routes=routes) for m in (net, eager)
+    )
     compiled = torch.compile(net, dynamic=True, backend="aot_eager")
     for length in (8, 11, 14, 17, 23, 30):
         x = torch.randn(4, 3, length)

@@ -16,8 +16,9 @@ from torch.utils._pytree import tree_leaves
 from gomuon import GoMuon
 from gomuon.capture.tap import Probe, Tap
 from gomuon.moments import Moment, stacked_counts
-from gomuon.parameters.rows import LinearRows, Rows, rows_for
+from gomuon.parameters.rows import LinearRows, Rows, SumCut, rows_for
 from gomuon.parameters.sampling import Sampling
+from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
 
 ELSEWHERE = torch.device("meta")
 READ_BACKS = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal}
@@ -54,8 +55,11 @@ class Operations(TorchDispatchMode):
 
 def run(reader: Rows, x: Tensor, y: Tensor, *, masked: bool, passes: int) -> tuple[Any, ...]:
     """The moments of inputs and gradients after some backward passes, and what they took."""
-    moments = [(d, d) for d in (reader.inputs(x).shape[-1], reader.gradients(y).shape[-1])]
-    inputs, gradients = (Probe(shape, torch.float32, y.device) for shape in moments)
+    widths = reader.inputs(x).shape[-1], reader.gradients(y).shape[-1]
+    cuts = tuple(
+        SumCut(1, SideForm(d), where) for d, where in zip(widths, (RIGHT, LEFT), strict=True)
+    )
+    inputs, gradients = (Probe(cut.shape, torch.float32, y.device) for cut in cuts)
     mask = torch.ones(reader.positions(y), device=y.device) if masked else None
     leaves = [
         leaf
@@ -66,7 +70,7 @@ def run(reader: Rows, x: Tensor, y: Tensor, *, masked: bool, passes: int) -> tup
     ]
     with Operations() as seen:
         for _ in range(passes):
-            Tap.apply(y, x, mask, reader, None, *leaves).sum().backward()
+            Tap.apply(y, x, mask, reader, cuts, None, *leaves).sum().backward()
         found = inputs.moment, gradients.moment
     return *found, seen
 

@@ -49,14 +49,16 @@ class ReadBacks(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        self.count += func in WAITING
+        # Numbers of rows, in float64, are on the host.
+        known = isinstance(args[0], Tensor) and args[0].dtype == torch.float64 if args else False
+        self.count += func in WAITING and not known
         return func(*args, **(kwargs or {}))
 
 
 def made(name: str, model: nn.Module, **settings: Any) -> MatrixOptimizer:
     """An optimizer whose polar factor does not depend on the branch."""
     known = METHODS[name].recipe.settings
-    chosen = {"refresh_every": 2, "polar": "polar-express", **settings}
+    chosen = {"refresh_every": 2, "polar": "fast", **settings}
     return METHODS[name](model, **{key: chosen[key] for key in chosen if key in known})
 
 

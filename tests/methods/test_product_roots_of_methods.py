@@ -92,7 +92,7 @@ def test_mousses_epsilon_is_added_twice_in_both_forms() -> None:
     assert distance(batch.products[0][0], exact) < 1e-5
 
 
-@pytest.mark.parametrize("method", ["svd", "canonical", "polar-express"])
+@pytest.mark.parametrize("method", ["svd", "canonical", "fast"])
 def test_the_nuclear_norm_is_that_of_the_polar_factor(
     method: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,5 +108,6 @@ def test_the_nuclear_norm_is_that_of_the_polar_factor(
     monkeypatch.setattr(linalg, "decomposes_well", lambda device: False)
     monkeypatch.setattr("gomuon.methods.halfspace.attempt", refuse)
     found = halfspace_direction(M, left, right, tau=0.9, polar_method=method)
-    assert distance(found, exact) < 1e-6
+    # The fast polar factor knows the nuclear norm as well as it knows singular values.
+    assert distance(found, exact) < (0.02 if method == "fast" else 1e-6)
     assert float((M * found).sum()) >= 0.899 * float(torch.linalg.matrix_norm(M, "nuc"))

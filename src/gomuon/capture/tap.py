@@ -96,7 +96,7 @@ class Tap(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         if not torch.compiler.is_compiling() and _is_batched(g):
             # A batch of gradients, for example of a Jacobian. These never reach the weights.
-            return g, *[None] * 10
+            return g, *[None] * 11
         inputs_dtype, inputs_known, inputs_counted = ctx.dtypes[:3]
         gradients_dtype, gradients_known, gradients_counted = ctx.dtypes[3:]
         x, mask = ctx.saved_tensors

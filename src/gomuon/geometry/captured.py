@@ -93,7 +93,8 @@ class CapturedMoments(Geometry):
         """A_t, B_t, B̄_t, P_A and P_B, Equations (27) to (29)."""
         devices = {layer.parameter.device for stack in stacks for layer in stack.layers}
         if all(linalg.decomposes_well(device) for device in devices):
-            return super().refresh(observed, renewed, stacks, group)
+            failed = self.observe(observed, stacks, group)  # (27) A_t, B_t; (28) B̄_t
+            return [*failed, *self.renew(renewed, stacks, group)]  # (29) P_A, P_B
         return self._refresh_with_one_wait(observed, renewed, stacks, group)
 
     def observe(

@@ -43,7 +43,7 @@ class LateCheck:
     """
 
     def __init__(self) -> None:
-        self._pending: deque[_Pending] = deque()
+        self.pending: deque[_Pending] = deque()  # questions that have no answer yet
 
     def ask(self, step: int, gradients: Gradients, overflows: Sequence[Tensor]) -> Tensor:
         """Whether all gradients can be used, as a scalar on their device.
@@ -61,14 +61,14 @@ class LateCheck:
         )
         names = [name for name, _ in gradients]
         on_host = flags.to("cpu", non_blocking=True)
-        self._pending.append(_Pending(step, names, on_host, _recorded_event(device)))
+        self.pending.append(_Pending(step, names, on_host, _recorded_event(device)))
         return flags[: len(usable)].all()
 
     def answers(self) -> list[LateAnswer]:
         """The answers that have arrived since the last call. Never waits."""
         arrived = []
-        while self._pending and _has_happened(self._pending[0].copied):
-            pending = self._pending.popleft()
+        while self.pending and _has_happened(self.pending[0].copied):
+            pending = self.pending.popleft()
             flags = pending.flags.tolist()
             bad = [name for name, fine in zip(pending.names, flags, strict=False) if not fine]
             overflowed = not all(flags[len(pending.names) :])
@@ -77,7 +77,7 @@ class LateCheck:
 
     def forget(self) -> None:
         """Drop questions that have no answer yet."""
-        self._pending.clear()
+        self.pending.clear()
 
 
 def _is_usable(gradient: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-import gomuon
 from gomuon.parameters.routing import route
+from gomuon.recipes.registry import METHODS
 
 RATE = 1e-3
 REFERENCE = "adamw"  # its model has no hooks: its forward and backward time is the unit
@@ -86,7 +86,7 @@ def beside_adamw(
 
 
 def gomuon_optimizer(name: str, **options: Any) -> Callable[[nn.Module], Stepper]:
-    kind = getattr(gomuon, name)
+    kind = METHODS[name]
 
     def build(model: nn.Module) -> Stepper:
         settings = {"lr": RATE, "betas": (0.9, 0.95), "weight_decay": 0.0}
