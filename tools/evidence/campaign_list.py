@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gomuon.lab.errors import unknown_name
+from gomuon.lab.experiments.catalogue import FAST_TASKS
 
 TASKS = {"ptb": "Penn Treebank", "shakespeare": "Tiny Shakespeare", "grokking": "modular addition"}
 
@@ -18,6 +19,7 @@ class ExpectedCampaign:
     task: str
 
 
+TITLES = {**TASKS, "gpt": "a GPT with LayerNorm"}
 PAPER = ("ptb", "shakespeare", "grokking", "mapback", "lazy")
 ON_PTB = ("mapback", "lazy")
 CORPORA = ("ptb", "shakespeare")
@@ -31,6 +33,7 @@ CAMPAIGNS: dict[str, ExpectedCampaign] = {
         ExpectedCampaign("adamw-rate", "adamw-rate", "grokking"),
         *(ExpectedCampaign(f"muon-rate-{task}", f"muon-rate-{task}", task) for task in CORPORA),
         ExpectedCampaign("null-space", "null-space", "ptb"),
+        *(ExpectedCampaign(f"fast-{task}", f"fast-{task}", task) for task in FAST_TASKS),
     )
 }
 

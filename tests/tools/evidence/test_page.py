@@ -21,6 +21,7 @@ from tools.evidence.estimates import estimate, excludes_zero, relative_pairs
 from tools.evidence.page import markdown
 from tools.evidence.results_folder import read_evidence
 from tools.evidence.sections import time_to_quality
+from tools.evidence.sections.open_questions import is_free
 from tools.evidence.thinned_curve import Curve
 
 ROOT = Path(__file__).parents[3]
@@ -381,3 +382,16 @@ def test_the_committed_page_and_pictures_are_what_the_results_say(tmp_path: Path
         for name in names[0]:
             drawn, committed = (folder / "pictures" / name for folder in (out, ROOT / "docs"))
             assert drawn.read_bytes() == committed.read_bytes(), name
+
+
+@pytest.mark.parametrize(
+    ("candidate", "free"),
+    [
+        ([1.0, 1.001, 0.999, 1.0005], True),
+        ([0.98, 0.981, 0.979, 0.98], True),  # a lower loss costs nothing
+        ([1.003, 1.0031, 1.0029, 1.003], False),  # the mean is above .2 %
+        ([0.99, 1.012, 0.995, 1.006], False),  # the interval is too wide
+    ],
+)
+def test_what_is_free_follows_the_declared_rule(candidate: list[float], free: bool) -> None:
+    assert is_free(relative_pairs([1.0] * 4, candidate)) is free
