@@ -72,7 +72,7 @@ def test_without_a_form_by_products_everything_is_decomposed() -> None:
     assert read_roots(batches) == []
     sizes = []
     for batch in finished_roots(batches):
-        sizes.append(batch.factors[0].shape[-1])
+        sizes.append(batch.first.shape[-1])
         assert all(batch.result(index)[0] is not None for index in range(2))
     assert sizes == [5, 3]  # the largest first
     assert all(not batch.decomposed for batch in batches), "results are dropped once they are used"

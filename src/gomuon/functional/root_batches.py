@@ -62,20 +62,25 @@ class RootBatch:
     trusted: Sequence[int] = field(default=(), init=False)
     decomposed: Sequence[Tensor | None] = field(default=(), init=False)
 
+    @property
+    def first(self) -> Tensor:
+        """A factor, or all of them: for what they have in common."""
+        return self.factors if isinstance(self.factors, Tensor) else self.factors[0]
+
     def multiply(self) -> None:
         """Take the roots by products. Nothing waits for them."""
         assert self.root.multiplied is not None
-        S = self._stacked(slice(None))
+        S = self._stacked(self.factors)
         flat = S.flatten(0, -3)
         pieces = [
             over_batch(self.root.multiplied, piece)
-            for piece in flat.split(max(1, _AT_ONCE // flat[0].numel()))
+            for piece in flat.split(max(1, _AT_ONCE // S.shape[-1] ** 2))
         ]
         roots, fine = (torch.cat(parts) for parts in zip(*pieces, strict=True))
         self.products = roots.view_as(S), fine.view(len(S), -1).all(1)
 
     def decompose(self) -> list[Tensor | None]:
-        return guarded(self.root.decomposed, self._stacked(slice(None)))
+        return guarded(self.root.decomposed, self._stacked(self.factors))
 
     def found(self, index: int) -> Tensor | None:
         """The root of one factor; None if there is none that can be trusted."""
@@ -91,12 +96,12 @@ class RootBatch:
         found = self.found(index)
         if found is not None or self.products is None:
             return found, False
-        found = guarded(self.root.decomposed, self._stacked(slice(index, index + 1)))[0]
+        alone = self._stacked(self.factors[index : index + 1])
+        found = guarded(self.root.decomposed, alone)[0]
         return found, found is not None
 
-    def _stacked(self, part: slice) -> Tensor:
-        chosen = self.factors[part]
-        return self.prepared(chosen if isinstance(chosen, Tensor) else torch.stack(list(chosen)))
+    def _stacked(self, factors: Tensor | Sequence[Tensor]) -> Tensor:
+        return self.prepared(factors if isinstance(factors, Tensor) else torch.stack(list(factors)))
 
 
 _AT_ONCE = 2**25  # largest number of elements that are multiplied at a time
@@ -107,7 +112,7 @@ def start_roots(batches: Sequence[RootBatch], method: RootMethod) -> None:
     multiplied = [
         batch
         for batch in batches
-        if batch.root.multiplied is not None and takes_products(method, batch.factors[0].device)
+        if batch.root.multiplied is not None and takes_products(method, batch.first.device)
     ]
     if multiplied:
         with full_float32():
@@ -133,7 +138,7 @@ def finished_roots(batches: Sequence[RootBatch]) -> Iterator[RootBatch]:
     """Every batch with its results: those by products first, then the others, the largest first."""
     yield from (batch for batch in batches if batch.products is not None)
     decomposed = [batch for batch in batches if batch.products is None]
-    decomposed.sort(key=lambda batch: -batch.factors[0].shape[-1])
+    decomposed.sort(key=lambda batch: -batch.first.shape[-1])
     found = concurrently([batch.decompose for batch in decomposed])
     for batch, results in zip(decomposed, found, strict=True):
         batch.decomposed = results

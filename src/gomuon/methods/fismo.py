@@ -104,7 +104,7 @@ def _multiplied(stack: Stack, group: Group) -> list[_CoupledJob]:
     start_roots([job_P.batch], "products")
     assert job_P.batch.products is not None
     roots, fine = job_P.batch.products
-    left = torch.where(fine[:, None, None], roots, left)
+    left = torch.where(fine.view(-1, 1, 1), roots, left)
     gram = G.mT @ (left @ (left @ G))
     Q = stack.usable(_coupled(kept_Q, gram / m, group), kept_Q)
     job_Q = _job(stack, "right", Q, kept_Q)
