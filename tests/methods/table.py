@@ -26,15 +26,12 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {},
         {"input_decay": 0.9, "shrinkage": {"damping": 0.1}},
         {"alpha": (0.0, 0.25), "geometry_decay": True, "weight_decay": 0.1},
-        {"roots": "products", "max_condition": 1e4},
     ],
     "KFAC": [{"statistics_every": 3}],
     "Shampoo": [
         {"statistics_every": 3, "block_size": 10},
         {"graft": "adagrad", "factor_decay": 1.0},
-        {"roots": "products"},
     ],
-    "FISMO": [{}, {"roots": "products"}],
     "MuonEq": [{"equilibrate": "row_col"}],
     "Scion": [{}, {"constrained": True}],
 }

@@ -6,10 +6,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gomuon.functional.factors import Root, RootBatch
 from gomuon.functional.linalg import decompose
-from gomuon.functional.root_batches import Root
-from gomuon.geometry.captured import CapturedMoments
-from gomuon.geometry.root_jobs import FactorJob, factor_jobs
+from gomuon.geometry.captured import CapturedMoments, map_batches
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.recipes.recipe import Recipe
@@ -45,7 +44,7 @@ from gomuon.settings import (
 )
 
 
-def eigen_maps(layers: Sequence[Layer], group: Group) -> list[FactorJob]:
+def eigen_maps(layers: Sequence[Layer], group: Group) -> list[RootBatch]:
     """Eigenvectors and eigenvalues of both factors. There is no form by products."""
 
     # Packed as one tensor [values; vectors], because a factor has one result.
@@ -61,9 +60,9 @@ def eigen_maps(layers: Sequence[Layer], group: Group) -> list[FactorJob]:
         return layer.set_map(f"{side}_values", values) and layer.set_map(f"{side}_basis", basis)
 
     return [
-        job
+        batch
         for side in ("left", "right")
-        for job in factor_jobs(layers, side, Root(packed), partial(store, side))
+        for batch in map_batches(layers, side, Root(packed), partial(store, side))
     ]
 
 

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gomuon.functional.factors import Root, RootBatch
 from gomuon.functional.linalg import identity_like, trace_mean
-from gomuon.functional.root_batches import Root, RootBatch
-from gomuon.geometry.captured import CapturedMoments
-from gomuon.geometry.root_jobs import FactorJob, store_map
+from gomuon.geometry.captured import CapturedMoments, as_map, store_shared
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.recipes.recipe import Recipe
@@ -35,9 +34,9 @@ from gomuon.recipes.work import (
 from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting, with_defaults
 
 
-def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[FactorJob]:
+def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[RootBatch]:
     """(A + π√λ·I)^(−½) and (B + √λ/π·I)^(−½) with π² = (tr A/n)/(tr B/m)."""
-    jobs: list[FactorJob] = []
+    batches: list[RootBatch] = []
     root = group["damping"] ** 0.5
     for layer in layers:
         # Per block: every pair of a row's B and a column's A has its own π.
@@ -51,8 +50,9 @@ def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[FactorJob]
         pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
         A, B = A + pi * root * identity_like(A), B + root / pi * identity_like(B)
         for name, factor in (("right_map", A), ("left_map", B)):
-            jobs.append(FactorJob(RootBatch([factor], Root.of(0.5)), [[layer]], store_map(name)))
-    return jobs
+            store = store_shared([[layer]], as_map(name))
+            batches.append(RootBatch([factor], Root.of(0.5), store))
+    return batches
 
 
 def scaled_muon(D: Tensor, stack: Stack, group: Group) -> Tensor:
