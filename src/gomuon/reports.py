@@ -26,7 +26,7 @@ class Reports:
     def count_failures(self, layers: Iterable[Layer]) -> None:
         """Count results that could not be used, and warn once for each layer."""
         for layer in layers:
-            layer.state["failures"] = layer.state.get("failures", 0) + 1
+            layer.count("failures")
             self.warn_once(
                 f"a result for {layer.name!r} was not finite, or a decomposition failed; the new "
                 "result was left out and the layer keeps the old one (its state counts these as "

@@ -11,7 +11,7 @@ from typing import Any, get_args
 import torch
 
 from gomuon.errors import describe_value
-from gomuon.functional.inverse_roots import RootMethod
+from gomuon.functional.factors import RootMethod
 from gomuon.functional.polar_factor import PolarMethod
 
 AdamWSettings = Mapping[str, Any]

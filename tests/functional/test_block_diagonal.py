@@ -17,7 +17,7 @@ from gomuon.functional.block_diagonal import (
     squared,
     whole_matrix,
 )
-from gomuon.functional.inverse_roots import inverse_root
+from gomuon.functional.factors import inverse_root
 from gomuon.functional.linalg import identity_like, trace_mean
 from gomuon.functional.oracle import matched_direction, preconditioned
 from tests.functional.matrices import repeatable

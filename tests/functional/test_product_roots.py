@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gomuon.functional import inverse_root, linalg, matched_direction
-from gomuon.functional.inverse_roots import RootMethod
+from gomuon.functional.factors import RootMethod
 from gomuon.functional.product_roots import _steps, product_count, product_root
 from tests.counting import counted
 from tests.functional.matrices import (

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from gomuon import GeometryWarning
-from gomuon.functional import linalg
-from gomuon.functional.root_batches import RootBatch
+from gomuon.functional import factors, linalg
+from gomuon.functional.factors import RootBatch
 from gomuon.geometry import captured
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.recipes.registry import METHODS
@@ -226,9 +226,10 @@ def test_what_products_cannot_do_is_decomposed_and_counted(
     def refused(batch: RootBatch) -> None:
         real(batch)
         assert batch.products is not None
-        roots, fine = batch.products
-        assert bool(fine.all())
-        batch.products = torch.full_like(roots, torch.nan), torch.zeros_like(fine)
+        roots, outcomes = batch.products
+        assert bool((outcomes == factors._FINE).all())
+        diverged = torch.full_like(outcomes, factors._DIVERGED)
+        batch.products = torch.full_like(roots, torch.nan), diverged
 
     models = [transformer(layers=1) for _ in range(2)]
     plain = made(name, models[0], roots="eigh")

@@ -13,6 +13,7 @@ from gomuon.methods.shampoo import ridge_roots
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.recipes.registry import METHODS
 from tests.functional.matrices import distance, normal, random_source
+from tests.methods.table import assert_equal, saved
 from tests.models import train, transformer
 
 WITH_ROOTS = [name for name, kind in METHODS.items() if "roots" in kind.recipe.settings]
@@ -69,10 +70,9 @@ def test_shampoos_ridge_without_float64(rank: int, bound: float) -> None:
     At rank 96 the smallest eigenvalue, and at rank 8 most of them, are about as small as the ridge.
     """
     S = gram(96, rank)
-    batch = ridge_roots(S, 1, {"ridge": 1e-6, "power": 0.25})
-    batch.multiply()
-    assert batch.products is not None
-    roots, fine = batch.products
+    root, prepared = ridge_roots(1, {"ridge": 1e-6, "power": 0.25})
+    assert root.multiplied is not None
+    roots, fine = root.multiplied(prepared(S))
     assert roots.dtype == torch.float32
     assert bool(fine.all())
     exact = S[0].double()
@@ -82,14 +82,12 @@ def test_shampoos_ridge_without_float64(rank: int, bound: float) -> None:
 
 
 def test_mousses_epsilon_is_added_twice_in_both_forms() -> None:
-    batch = trace_normalised_roots(
-        gram(40, 100), 1, {"factor_decay": 0.5, "epsilon": 0.5, "alpha": 0.125}
+    root, prepared = trace_normalised_roots(
+        1, {"factor_decay": 0.5, "epsilon": 0.5, "alpha": 0.125}
     )
-    (exact,) = batch.decompose()
-    batch.multiply()
-    assert exact is not None
-    assert batch.products is not None
-    assert distance(batch.products[0][0], exact) < 1e-5
+    S = prepared(gram(40, 100))
+    assert root.multiplied is not None
+    assert distance(root.multiplied(S)[0], root.decomposed(S)) < 1e-5
 
 
 @pytest.mark.parametrize("method", ["svd", "canonical", "fast"])
@@ -111,3 +109,18 @@ def test_the_nuclear_norm_is_that_of_the_polar_factor(
     # The fast polar factor knows the nuclear norm as well as it knows singular values.
     assert distance(found, exact) < (0.02 if method == "fast" else 1e-6)
     assert float((M * found).sum()) >= 0.899 * float(torch.linalg.matrix_norm(M, "nuc"))
+
+
+@pytest.mark.parametrize("name", WITH_ROOTS)
+def test_a_run_by_products_resumes_bit_for_bit(name: str) -> None:
+    settings: dict[str, Any] = {"roots": "products"}
+    if "refresh_every" in METHODS[name].recipe.settings:
+        settings["refresh_every"] = 3
+    whole, half = transformer(layers=1), transformer(layers=1)
+    train(whole, METHODS[name](whole, **settings), range(8))
+    first = METHODS[name](half, **settings)
+    train(half, first, range(4))
+    again = METHODS[name](half, **settings)
+    again.load_state_dict(saved(first.state_dict()))
+    train(half, again, range(4, 8))
+    assert_equal(whole, half)

@@ -8,8 +8,8 @@ from typing import get_args
 
 from torch import Tensor
 
-from gomuon.functional import arguments, factors, inverse_roots, oracle, polar_factor
-from gomuon.functional.inverse_roots import RootMethod
+from gomuon.functional import arguments, factors, oracle, polar_factor
+from gomuon.functional.factors import RootMethod
 from gomuon.functional.polar_factor import PolarMethod
 
 
@@ -169,7 +169,7 @@ def inverse_root(
     if max_condition is not None:
         expected = "max_condition must be None or a number, max_condition > 1"
         max_condition = arguments.number(max_condition, expected, math.nextafter(1.0, 2.0))
-    return inverse_roots.inverse_root(S, power, method, inverse_roots.shift_of(max_condition))
+    return factors.inverse_root(S, power, method, factors.shift_of(max_condition))
 
 
 def oas(S: Tensor, n: int | float | Tensor) -> tuple[Tensor, Tensor]:

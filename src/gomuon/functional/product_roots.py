@@ -128,7 +128,7 @@ _POWER_STEPS = 8
 def _largest_eigenvalue(P: Tensor, square: Tensor) -> Tensor:
     """λ_max from below, [..., 1, 1], by power iteration with P²."""
     # The column of P² with the longest diagonal entry has a share of the first eigenvector.
-    first = square.diagonal(dim1=-2, dim2=-1).argmax(-1)[..., None, None]
+    first = square.diagonal(dim1=-2, dim2=-1).argmax(-1, keepdim=True).unsqueeze(-1)
     v = torch.take_along_dim(square, first, dim=-1)
     tiny = torch.finfo(P.dtype).tiny
     for _ in range(_POWER_STEPS):

@@ -1,6 +1,6 @@
 """Factors from captured activation and backward moments, Equation (9), and maps from them."""
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, ClassVar, Literal
@@ -10,18 +10,26 @@ from torch import Tensor
 
 from gomuon.functional import linalg
 from gomuon.functional.block_diagonal import fill_padding_
-from gomuon.functional.factors import oas, shrink
+from gomuon.functional.factors import (
+    Root,
+    RootBatch,
+    oas,
+    read_roots,
+    shrink,
+    start_roots,
+    store_roots,
+    take_roots,
+)
 from gomuon.functional.linalg import finite_factors, identity_like, is_diagonal, trace_mean
-from gomuon.functional.root_batches import Root, read_roots, start_roots
 from gomuon.geometry.base import Geometry, Group
-from gomuon.geometry.root_jobs import FactorJob, form_of, map_jobs, store_all
 from gomuon.moments import Moment, stacked_counts
 from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
 from gomuon.parameters.stacks import Layer, Stack, group_by_key
 from gomuon.parameters.state import Count, Entries, both_sides
 
 SideName = Literal["left", "right"]
-Maps = Callable[[Sequence[Layer], Group], list[FactorJob]]
+Maps = Callable[[Sequence[Layer], Group], list[RootBatch]]
+StoreResult = Callable[[Layer, Tensor | None], bool]  # returns whether there was a result
 _Before = list[tuple[Layer, dict[str, Any]]]  # layers, and entries of their states
 
 _NO_ROWS, _UNUSABLE, _USABLE = range(3)  # what became of an observation
@@ -112,11 +120,9 @@ class CapturedMoments(Geometry):
 
     def renew(self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group) -> Sequence[Layer]:
         """P_A and P_B, Equation (29)."""
-        jobs = self.maps(due, group)
-        batches = [job.batch for job in jobs]
-        start_roots(batches, group.get("roots", "auto"))
-        read_roots(batches)
-        return self._store_maps(jobs, stacks, group)
+        failed = take_roots(self.maps(due, group), group.get("roots", "auto"))
+        self._drop_inputs(stacks, group)
+        return failed
 
     def _refresh_with_one_wait(
         self,
@@ -134,8 +140,7 @@ class CapturedMoments(Geometry):
                 before.append([(layer, _factor_entries(layer, new.side)) for layer in same])
                 self._set_factor(new.side, same, S, group, usable)
         try:
-            jobs = self.maps(renewed, group)
-            batches = [job.batch for job in jobs]
+            batches = self.maps(renewed, group)
             start_roots(batches, group.get("roots", "auto"))
             read = chain.from_iterable(read_roots(batches, *outcomes))  # the one wait
         except BaseException:
@@ -148,22 +153,17 @@ class CapturedMoments(Geometry):
             if outcome != _USABLE:
                 dropped.update(_put_back(entries))
                 failed += [layer for layer, _ in entries if outcome == _UNUSABLE]
-        return failed + self._store_maps(jobs, stacks, group, dropped)
+        # Of a factor that was dropped there is no root, which is no further failure.
+        failed += [layer for layer in store_roots(batches) if layer not in dropped]
+        self._drop_inputs(stacks, group)
+        return failed
 
-    def _store_maps(
-        self,
-        jobs: Sequence[FactorJob],
-        stacks: Sequence[Stack],
-        group: Group,
-        dropped: Collection[Layer] = (),
-    ) -> list[Layer]:
-        failed = store_all(jobs, dropped)
+    def _drop_inputs(self, stacks: Sequence[Stack], group: Group) -> None:
         if group.get(self.inputs_decay) is None:
             for stack in stacks:  # A is not averaged: after its map is made, A is not needed
                 for layer in stack.layers:
                     layer.state.pop("right_factor", None)
                     layer.state.pop("right_seen", None)
-        return failed
 
     def _observed(self, layers: Sequence[Layer], group: Group) -> Iterator[_Observed]:
         """The factors of this step's moments, input sides first."""
@@ -182,7 +182,7 @@ class CapturedMoments(Geometry):
             seen, lambda l: (id(_moment(l, side)), id(l.state.get(f"{side}_factor")))
         )
         for batch in group_by_key(
-            together, lambda same: (form_of(_total(same[0], side)), _form(same[0], side))
+            together, lambda same: (_likeness(_total(same[0], side)), _form(same[0], side))
         ):
             first = [same[0] for same in batch]
             observed = self._observations(side, first, group)
@@ -244,19 +244,61 @@ class CapturedMoments(Geometry):
         return factor.mul(beta**waited).add(observed, alpha=1 - beta**waited)  # (22), (28)
 
 
-def root_maps(layers: Sequence[Layer], group: Group) -> list[FactorJob]:
+def root_maps(layers: Sequence[Layer], group: Group) -> list[RootBatch]:
     """P_B = B̄^(−α), P_A = A^(−α), Equation (29) at α = ¼."""
     powers = zip(("left", "right"), alpha_of_sides(group["alpha"]), strict=True)
     return [
-        job
+        batch
         for side, alpha in powers
         if alpha > 0
-        for job in map_jobs(layers, side, Root.of(alpha, group["max_condition"]))
+        for batch in map_batches(layers, side, Root.of(alpha, group["max_condition"]))
     ]
 
 
 def _form(layer: Layer, side: SideName) -> SideForm:
     return layer.forms[LEFT if side == "left" else RIGHT]
+
+
+def map_batches(
+    layers: Sequence[Layer],
+    side: str,
+    root: Root,
+    store: StoreResult | None = None,
+    prepared: Callable[[Tensor], Tensor] = lambda S: S,
+) -> list[RootBatch]:
+    """A root of every factor of a side, once for layers that share it: their `{side}_map`."""
+    known = [layer for layer in layers if f"{side}_factor" in layer.state]
+    shared = group_by_key(known, lambda layer: id(layer.state[f"{side}_factor"]))
+    batches = []
+    for same_form in group_by_key(shared, lambda same: _likeness(same[0].state[f"{side}_factor"])):
+        factors = [same[0].state[f"{side}_factor"] for same in same_form]
+        stored = store_shared(same_form, store or as_map(f"{side}_map"))
+        batches.append(RootBatch(factors, root, stored, prepared))
+    return batches
+
+
+def as_map(name: str) -> StoreResult:
+    """Stores a root as the layer's map with this name."""
+    return lambda layer, root: layer.set_map(name, root)
+
+
+def store_shared(
+    layers: Sequence[Sequence[Layer]], store: StoreResult
+) -> Callable[[RootBatch], list[Layer]]:
+    """Gives each root of a batch to the layers that share its factor; returns those without one."""
+
+    def stored(batch: RootBatch) -> list[Layer]:
+        failed: list[Layer] = []
+        for index, same in enumerate(layers):
+            root, fell_back = batch.result(index)
+            for layer in same:
+                if fell_back:
+                    layer.count("root_fallbacks")
+                if not store(layer, root):
+                    failed.append(layer)
+        return failed
+
+    return stored
 
 
 def _factor_entries(layer: Layer, side: SideName) -> dict[str, Any]:
@@ -272,6 +314,10 @@ def _put_back(before: _Before) -> list[Layer]:
             else:
                 layer.state[name] = value
     return [layer for layer, _ in before]
+
+
+def _likeness(S: Tensor) -> tuple[object, ...]:
+    return S.shape, S.dtype, S.device
 
 
 def _moment(layer: Layer, side: SideName) -> Moment | None:

@@ -2,18 +2,19 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gomuon.functional.root_batches import RootBatch
+from gomuon.functional.factors import Root, RootBatch, take_roots
 from gomuon.geometry.base import Geometry, Group
-from gomuon.geometry.root_jobs import StackJob, run_jobs
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.parameters.state import Count, Entries, both_sides
 
-Roots = Callable[[Tensor, int, Group], RootBatch]
+Prepared = Callable[[Tensor], Tensor]
+Roots = Callable[[int, Group], tuple[Root, Prepared]]
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class GradientGrams(Geometry):
     """L = E[GGᵀ] and R = E[GᵀG], and maps from them.
 
     Args:
-        roots: what makes maps from a batch of Grams, given their number of observations.
+        roots: what makes maps from Grams with this number of observations, and what is done to them
+            first.
         description: one line for the table of methods.
     """
 
@@ -43,16 +45,34 @@ class GradientGrams(Geometry):
         return ()
 
     def renew(self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group) -> Sequence[Layer]:
-        jobs: list[StackJob] = []
+        batches: list[RootBatch] = []
         for stack in stacks if due else ():
             observations = stack.layers[0].state.get("observations", 0)
             if observations:
+                root, prepared = self.roots(observations, group)
                 for side in ("left", "right"):
                     factors = stack.map(f"{side}_factor")
                     assert factors is not None
-                    batch = self.roots(factors, observations, group)
-                    jobs.append(StackJob(batch, stack, f"{side}_map"))
-        return run_jobs(jobs, group["roots"])
+                    store = partial(store_maps, stack, f"{side}_map")
+                    batches.append(RootBatch(factors, root, store, prepared))
+        return take_roots(batches, group["roots"])
+
+
+def store_maps(stack: Stack, name: str, batch: RootBatch) -> list[Layer]:
+    """Store a map for every block of a stack; returns the layers that lack one."""
+    return stack.set_maps(name, block_roots(stack, batch))
+
+
+def block_roots(stack: Stack, batch: RootBatch) -> list[Tensor | None]:
+    """The roots of a batch with a factor for every block of a stack."""
+    roots: list[Tensor | None] = []
+    for layer in stack.layers:
+        for _ in range(layer.blocks):
+            root, fell_back = batch.result(len(roots))
+            roots.append(root)
+            if fell_back:
+                layer.count("root_fallbacks")
+    return roots
 
 
 def _observe_grams(stack: Stack, beta: float) -> None:

@@ -1,19 +1,25 @@
 """FISMO: matched map-back at half power in coupled gradient factors."""
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gomuon.functional.inverse_roots import takes_products
+from gomuon.functional.factors import (
+    Root,
+    RootBatch,
+    read_roots,
+    start_roots,
+    store_roots,
+    takes_products,
+)
 from gomuon.functional.linalg import identity_like, trace_mean
 from gomuon.functional.oracle import preconditioned
 from gomuon.functional.polar_factor import polar
-from gomuon.functional.root_batches import Root, RootBatch, read_roots, start_roots
 from gomuon.geometry.base import Geometry
-from gomuon.geometry.root_jobs import block_results, store_all
+from gomuon.geometry.gradient_grams import block_roots
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.parameters.state import Entries, both_sides
@@ -46,43 +52,32 @@ class CoupledFactors(Geometry):
     def observe(
         self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group
     ) -> Sequence[Layer]:
-        jobs: list[_CoupledJob] = []
+        batches: list[RootBatch] = []
         for stack in stacks:
             products = takes_products(group["roots"], stack.G.device)
-            jobs += (_multiplied if products else _solved)(stack, group)
-        read_roots([job.batch for job in jobs])
-        return store_all(jobs)
+            batches += (_multiplied if products else _solved)(stack, group)
+        read_roots(batches)
+        return store_roots(batches)
 
 
-@dataclass(frozen=True)
-class _CoupledJob:
-    """New factors of one side of a stack, and their roots.
-
-    Factor and map are renewed together: without a root the new factor is dropped too.
-    """
-
-    batch: RootBatch
-    stack: Stack
-    side: str
-    factors: Tensor
-    kept: Tensor
-
-    def store(self, dropped: Collection[Layer]) -> list[Layer]:
-        maps = block_results(self.batch, self.stack)
-        renewed = [index for index, new in enumerate(maps) if new is not None]
-        if len(renewed) == len(maps):
-            self.kept.copy_(self.factors)
-        else:  # a failure is rare: block by block
-            for index in renewed:
-                self.kept[index].copy_(self.factors[index])
-        return self.stack.set_maps(f"{self.side}_map", maps)
+def _batch(stack: Stack, side: str, factors: Tensor, kept: Tensor) -> RootBatch:
+    """New factors of one side of a stack, whose roots are wanted."""
+    return RootBatch(factors, Root.of(0.5), partial(_store, stack, side, factors, kept))
 
 
-def _job(stack: Stack, side: str, factors: Tensor, kept: Tensor) -> _CoupledJob:
-    return _CoupledJob(RootBatch(factors, Root.of(0.5)), stack, side, factors, kept)
+def _store(stack: Stack, side: str, factors: Tensor, kept: Tensor, batch: RootBatch) -> list[Layer]:
+    """Factor and map are renewed together: without a root the new factor is dropped too."""
+    maps = block_roots(stack, batch)
+    renewed = [index for index, new in enumerate(maps) if new is not None]
+    if len(renewed) == len(maps):
+        kept.copy_(factors)
+    else:  # a failure is rare: block by block
+        for index in renewed:
+            kept[index].copy_(factors[index])
+    return stack.set_maps(f"{side}_map", maps)
 
 
-def _solved(stack: Stack, group: Group) -> list[_CoupledJob]:
+def _solved(stack: Stack, group: Group) -> list[RootBatch]:
     """New P from G Q⁻¹Gᵀ and Q from Gᵀ P⁻¹G, by solving equations."""
     G = stack.G
     m, n = G.shape[-2:]
@@ -92,10 +87,10 @@ def _solved(stack: Stack, group: Group) -> list[_CoupledJob]:
     P = stack.usable(_coupled(kept_P, gram / n, group), kept_P)
     gram = G.mT @ torch.linalg.solve_ex(P, G)[0]
     Q = stack.usable(_coupled(kept_Q, gram / m, group), kept_Q)
-    return [_job(stack, "left", P, kept_P), _job(stack, "right", Q, kept_Q)]
+    return [_batch(stack, "left", P, kept_P), _batch(stack, "right", Q, kept_Q)]
 
 
-def _multiplied(stack: Stack, group: Group) -> list[_CoupledJob]:
+def _multiplied(stack: Stack, group: Group) -> list[RootBatch]:
     """The same by products: P⁻¹ and Q⁻¹ are the squares of the maps."""
     G = stack.G
     m, n = G.shape[-2:]
@@ -104,16 +99,14 @@ def _multiplied(stack: Stack, group: Group) -> list[_CoupledJob]:
     left, right = _or_identities(left, G, m), _or_identities(right, G, n)
     gram = G @ (right @ (right @ G.mT))
     P = stack.usable(_coupled(kept_P, gram / n, group), kept_P)
-    job_P = _job(stack, "left", P, kept_P)
-    start_roots([job_P.batch], "products")
-    assert job_P.batch.products is not None
-    roots, fine = job_P.batch.products
-    left = torch.where(fine[:, None, None], roots, left)
+    of_P = _batch(stack, "left", P, kept_P)
+    start_roots([of_P], "products")
+    left = of_P.roots_or(left)
     gram = G.mT @ (left @ (left @ G))
     Q = stack.usable(_coupled(kept_Q, gram / m, group), kept_Q)
-    job_Q = _job(stack, "right", Q, kept_Q)
-    start_roots([job_Q.batch], "products")
-    return [job_P, job_Q]
+    of_Q = _batch(stack, "right", Q, kept_Q)
+    start_roots([of_Q], "products")
+    return [of_P, of_Q]
 
 
 def _kept_factors(stack: Stack) -> tuple[Tensor, Tensor]:

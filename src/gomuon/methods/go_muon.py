@@ -5,7 +5,7 @@ from typing import Any, Literal, Unpack
 
 from torch import Tensor
 
-from gomuon.functional.inverse_roots import RootMethod, shift_of
+from gomuon.functional.factors import RootMethod, shift_of
 from gomuon.functional.polar_factor import PolarMethod
 from gomuon.geometry.captured import CapturedMoments, alpha_of_sides, root_maps
 from gomuon.optimizer import Common, MatrixOptimizer, Parameters

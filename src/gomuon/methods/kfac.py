@@ -9,11 +9,10 @@ from torch import Tensor
 
 from gomuon.functional import linalg
 from gomuon.functional.block_diagonal import padded
+from gomuon.functional.factors import Root, RootBatch
 from gomuon.functional.linalg import decompose, is_diagonal
 from gomuon.functional.oracle import preconditioned
-from gomuon.functional.root_batches import Root
-from gomuon.geometry.captured import CapturedMoments
-from gomuon.geometry.root_jobs import FactorJob, factor_jobs
+from gomuon.geometry.captured import CapturedMoments, map_batches
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.side_forms import LEFT, RIGHT
 from gomuon.parameters.stacks import Layer, Stack
@@ -50,7 +49,7 @@ from gomuon.settings import (
 )
 
 
-def eigen_maps(layers: Sequence[Layer], group: Group) -> list[FactorJob]:
+def eigen_maps(layers: Sequence[Layer], group: Group) -> list[RootBatch]:
     """Eigenvectors and eigenvalues of both factors; a diagonal has its eigenvalues only.
 
     There is no form by products.
@@ -74,9 +73,9 @@ def eigen_maps(layers: Sequence[Layer], group: Group) -> list[FactorJob]:
         return layer.set_map(f"{side}_values", values) and layer.set_map(f"{side}_basis", basis)
 
     return [
-        job
+        batch
         for side in ("left", "right")
-        for job in factor_jobs(layers, side, Root(packed), partial(store, side))
+        for batch in map_batches(layers, side, Root(packed), partial(store, side))
     ]
 
 

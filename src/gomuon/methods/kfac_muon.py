@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from gomuon.functional.block_diagonal import diagonal_of
+from gomuon.functional.factors import Root, RootBatch
 from gomuon.functional.linalg import identity_like
-from gomuon.functional.root_batches import Root, RootBatch
-from gomuon.geometry.captured import CapturedMoments
-from gomuon.geometry.root_jobs import FactorJob, store_map
+from gomuon.geometry.captured import CapturedMoments, as_map, store_shared
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.recipes.recipe import Recipe
@@ -36,13 +35,13 @@ from gomuon.recipes.work import (
 from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting, with_defaults
 
 
-def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[FactorJob]:
+def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[RootBatch]:
     """(A + π√λ·I)^(−½) and (B + √λ/π·I)^(−½) with π² = (tr A/n)/(tr B/m).
 
     The traces are those of whole sides, also if the factors are block-diagonal: every block of A
     meets every block of B. A side that is not captured is the identity.
     """
-    jobs: list[FactorJob] = []
+    batches: list[RootBatch] = []
     root = group["damping"] ** 0.5
     for layer in layers:
         # Per matrix: every pair of a row's B and a column's A has its own π.
@@ -61,9 +60,9 @@ def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[FactorJob]
         for name, factor, ridge in (("right_map", A, pi * root), ("left_map", B, root / pi)):
             if factor is not None:
                 damped = factor + ridge.view(-1, *[1] * (factor.ndim - 1)) * identity_like(factor)
-                batch = RootBatch([damped], Root.of(0.5))
-                jobs.append(FactorJob(batch, [[layer]], store_map(name)))
-    return jobs
+                store = store_shared([[layer]], as_map(name))
+                batches.append(RootBatch([damped], Root.of(0.5), store))
+    return batches
 
 
 def _mean_eigenvalue(S: Tensor | None, d: int, like: Tensor) -> Tensor:

@@ -3,12 +3,11 @@
 import torch
 from torch import Tensor
 
-from gomuon.functional.inverse_roots import inverse_power
+from gomuon.functional.factors import Root, inverse_power
 from gomuon.functional.linalg import decompose, identity_like, trace_mean
 from gomuon.functional.oracle import inside_only_direction, preconditioned
 from gomuon.functional.product_roots import product_root
-from gomuon.functional.root_batches import Root, RootBatch
-from gomuon.geometry.gradient_grams import GradientGrams
+from gomuon.geometry.gradient_grams import GradientGrams, Prepared
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
@@ -45,7 +44,7 @@ from gomuon.settings import (
 )
 
 
-def trace_normalised_roots(S: Tensor, observations: int, group: Group) -> RootBatch:
+def trace_normalised_roots(observations: int, group: Group) -> tuple[Root, Prepared]:
     """Bias-corrected, scaled to mean eigenvalue one, + εI, eigenvalues lifted to ≥ ε; then ^−α.
 
     By products, negative eigenvalues have the floor of `product_root` instead.
@@ -65,7 +64,7 @@ def trace_normalised_roots(S: Tensor, observations: int, group: Group) -> RootBa
     def multiplied(S: Tensor) -> tuple[Tensor, Tensor]:
         return product_root(S + group["epsilon"] * identity_like(S), group["alpha"])
 
-    return RootBatch(S, Root(root, multiplied), normalised)
+    return Root(root, multiplied), normalised
 
 
 def matched_polar_own_length(X: Tensor, stack: Stack, group: Group) -> Tensor:

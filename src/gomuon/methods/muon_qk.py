@@ -10,10 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from gomuon.functional.factors import Root, RootBatch, take_roots
 from gomuon.functional.linalg import identity_like
-from gomuon.functional.root_batches import Root, RootBatch
 from gomuon.geometry.base import Geometry
-from gomuon.geometry.root_jobs import FactorJob, run_jobs
+from gomuon.geometry.captured import store_shared
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.specs import LayerSpec
 from gomuon.parameters.stacks import Layer, Stack, group_by_key
@@ -103,14 +103,14 @@ class PartnerGram(Geometry):
     def renew(self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group) -> Sequence[Layer]:
         weights = {layer.parameter: layer.whole_weight for layer in due}
         paired = [layer for layer in due if layer.spec.partner is not None]
-        jobs: list[FactorJob] = []
+        batches: list[RootBatch] = []
         for batch in group_by_key(paired, lambda layer: (layer.shape, layer.blocks, layer.dtype)):
             W = torch.stack([_partner_weights(layer, weights) for layer in batch])
             gram = W.mT @ W
             damped = gram + group["partner_damping"] * identity_like(gram)
-            alone = [[layer] for layer in batch]
-            jobs.append(FactorJob(RootBatch(damped, Root.of(0.5)), alone, _store_half))
-        return run_jobs(jobs, group["roots"])
+            store = store_shared([[layer] for layer in batch], _store_half)
+            batches.append(RootBatch(damped, Root.of(0.5), store))
+        return take_roots(batches, group["roots"])
 
 
 def _store_half(layer: Layer, root: Tensor | None) -> bool:

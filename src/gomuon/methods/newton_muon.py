@@ -6,12 +6,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from gomuon.functional.factors import Root, RootBatch
 from gomuon.functional.linalg import identity_like, is_diagonal, trace_mean
 from gomuon.functional.oracle import preconditioned
 from gomuon.functional.product_roots import product_root
-from gomuon.functional.root_batches import Root
-from gomuon.geometry.captured import CapturedMoments
-from gomuon.geometry.root_jobs import FactorJob, map_jobs
+from gomuon.geometry.captured import CapturedMoments, map_batches
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.recipes.recipe import Recipe
@@ -41,7 +40,7 @@ from gomuon.recipes.work import (
 from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting
 
 
-def ridge_inverse_map(layers: Sequence[Layer], group: Group) -> list[FactorJob]:
+def ridge_inverse_map(layers: Sequence[Layer], group: Group) -> list[RootBatch]:
     """P_A = (A + (d·tr(A)/n + 1e-8)·I)⁻¹, block by block if A is block-diagonal."""
 
     def damped(S: Tensor) -> Tensor:
@@ -52,7 +51,7 @@ def ridge_inverse_map(layers: Sequence[Layer], group: Group) -> list[FactorJob]:
         return S.reciprocal() if is_diagonal(S) else torch.linalg.inv(S)
 
     inverse = partial(product_root, power=1.0)
-    return map_jobs(layers, "right", Root(inverse_of, inverse), damped)
+    return map_batches(layers, "right", Root(inverse_of, inverse), prepared=damped)
 
 
 def momentum_of_right_preconditioned(stack: Stack, group: Group) -> Tensor:

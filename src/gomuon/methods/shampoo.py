@@ -5,12 +5,11 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from gomuon.functional.inverse_roots import inverse_power
+from gomuon.functional.factors import Root, inverse_power
 from gomuon.functional.linalg import decompose, widened
 from gomuon.functional.oracle import preconditioned
 from gomuon.functional.product_roots import product_root
-from gomuon.functional.root_batches import Root, RootBatch
-from gomuon.geometry.gradient_grams import GradientGrams
+from gomuon.geometry.gradient_grams import GradientGrams, Prepared
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
@@ -39,7 +38,7 @@ from gomuon.recipes.work import (
 from gomuon.settings import INTERVAL, NOT_NEGATIVE, SHARE, Setting, one_of, with_defaults
 
 
-def ridge_roots(S: Tensor, observations: int, group: Group) -> RootBatch:
+def ridge_roots(observations: int, group: Group) -> tuple[Root, Prepared]:
     """(S + ridge·λ_max·I)^(−power)."""
 
     def root(S: Tensor) -> Tensor:
@@ -50,7 +49,7 @@ def ridge_roots(S: Tensor, observations: int, group: Group) -> RootBatch:
         return inverse_power(ridged, V, group["power"]).to(S.dtype)
 
     multiplied = partial(product_root, power=group["power"], shift=group["ridge"])
-    return RootBatch(S, Root(root, multiplied))
+    return Root(root, multiplied), lambda S: S
 
 
 def grafted_preconditioning(X: Tensor, stack: Stack, group: Group) -> Tensor:

@@ -112,6 +112,10 @@ class Layer:
             self.state[name] = value
         return value is not None
 
+    def count(self, name: str) -> None:
+        """Count one more in the state."""
+        self.state[name] = self.state.get(name, 0) + 1
+
     def map_per_block(self, name: str, side: str) -> Tensor | None:
         """The map of each block, [blocks, …]; None stands for the identity."""
         kept: Tensor | None = self.state.get(name)
