@@ -336,14 +336,19 @@ def _may_have_rows(moment: Moment | None) -> bool:
 
 def _counts(layers: Sequence[Layer], side: SideName) -> Tensor:
     """The number of rows in each layer's moment, on the moments' device, [layers]."""
-    counts = [_not_none(_moment(layer, side)).count for layer in layers]
-    return stacked_counts(counts, _total(layers[0], side).device)
+    return _stacked([_not_none(_moment(layer, side)).count for layer in layers], layers, side)
 
 
 def _uses(layers: Sequence[Layer], side: SideName) -> Tensor:
     """The number of rows each layer's weight was applied to, on the moments' device, [layers]."""
-    uses = [_not_none(_moment(layer, side)).uses for layer in layers]
-    return stacked_counts(uses, _total(layers[0], side).device)
+    return _stacked([_not_none(_moment(layer, side)).uses for layer in layers], layers, side)
+
+
+def _stacked(numbers: Sequence[Tensor], layers: Sequence[Layer], side: SideName) -> Tensor:
+    device = _total(layers[0], side).device
+    if device.type == "cpu":
+        return torch.stack(list(numbers))
+    return stacked_counts(numbers, device)
 
 
 def _not_none(moment: Moment | None) -> Moment:

@@ -38,6 +38,8 @@ class LinearRows:
 
     def sampled(self, g: Tensor) -> int:
         """The number of rows of `gradients(g)`."""
+        if self.sampling.takes_all:
+            return g.numel() // g.shape[-1]
         if g.ndim > 2:
             return self.sampling.number(len(g), g.shape[1:-1])
         rows, limit = g.numel() // g.shape[-1], self.sampling.rows
@@ -66,6 +68,8 @@ class LinearRows:
 
     def _rows(self, v: Tensor, *, average: bool) -> Tensor:
         sampling = self.sampling
+        if sampling.takes_all:
+            return v.reshape(-1, v.shape[-1])
         if v.ndim < 3 or (v.is_contiguous() and not sampling.has_positions):
             return sampling.bounded(v.reshape(-1, v.shape[-1]))
         positions = v.shape[1:-1]
@@ -277,6 +281,6 @@ def moment(rows: Tensor, dtype: torch.dtype, cut: SumCut) -> Tensor:
     """Σ v vᵀ over rows in `dtype`, cut into pieces; its shape is `cut.shape`."""
     # A user may call backward inside autocast, which would round the product to bfloat16.
     with torch.autocast(rows.device.type, enabled=False):
-        if has_widening_product(rows, dtype):
+        if rows.dtype != dtype and has_widening_product(rows, dtype):
             return cut.moment(rows, widening_product)
         return cut.moment(rows.to(dtype))

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import torch
@@ -28,11 +28,15 @@ class Sampling:
     reduce: bool = False
     ones: bool = False
     rows: int | None = None
+    # Whether it matters which dimensions of a tensor are positions of a sequence.
+    has_positions: bool = field(init=False, repr=False)
+    # Whether all rows are used, unchanged.
+    takes_all: bool = field(init=False, repr=False)
 
-    @property
-    def has_positions(self) -> bool:
-        """Whether it matters which dimensions of a tensor are positions of a sequence."""
-        return self.stride > 1 or self.skip > 0 or self.reduce
+    def __post_init__(self) -> None:
+        has_positions = self.stride > 1 or self.skip > 0 or self.reduce
+        object.__setattr__(self, "has_positions", has_positions)
+        object.__setattr__(self, "takes_all", not has_positions and self.rows is None)
 
     def remaining(self, positions: Sequence[int]) -> int:
         """The number of positions of an example that `stride` and `skip` leave."""
