@@ -47,7 +47,7 @@ def test_folders_of_one_machine_are_left_out_in_both_spellings() -> None:
     assert without_places(words) == ["race", "--steps", "2"]
 
 
-@pytest.mark.parametrize("name", CAMPAIGNS)
+@pytest.mark.parametrize("name", [n for n in CAMPAIGNS if (ROOT / "results" / n).is_dir()])
 def test_a_committed_command_makes_the_committed_plan(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

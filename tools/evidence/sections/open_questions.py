@@ -81,10 +81,10 @@ def section(evidence: Evidence) -> list[str]:
 
 
 def compare(evidence: Evidence, comparison: Comparison) -> Paired | None:
-    """The paired relative difference; None unless the campaign is whole and nothing diverged."""
+    """The paired relative difference; None unless both arms are whole and nothing diverged."""
     name, control, candidate = comparison
     study = evidence.get(name)
-    if study is None or study.shortcoming is not None or not study.has(control, candidate):
+    if study is None or not study.complete((control, candidate)):
         return None
     seeds = list(study.campaign.seeds)
     first, second = (study.losses(arm, TRAJECTORY, seeds) for arm in (control, candidate))
