@@ -192,7 +192,7 @@ class RootBatch:
         S = self._stacked(self.factors)
         if is_diagonal(S):  # there is nothing to multiply
             roots = self.root.decomposed(S)
-            self.products = roots, finite_factors(roots).to(torch.int8) + finite_factors(S)
+            self.products = roots, _outcomes(finite_factors(S), finite_factors(roots))
             return
         flat = S.flatten(0, -3)
         pieces = [
@@ -200,8 +200,8 @@ class RootBatch:
             for piece in flat.split(max(1, _AT_ONCE // S.shape[-1] ** 2))
         ]
         roots, fine = (torch.cat(parts) for parts in zip(*pieces, strict=True))
-        outcomes = fine.view(len(S), -1).all(1).to(torch.int8) + finite_factors(S)
-        self.products = roots.view_as(S), outcomes
+        fine = fine.view(len(S), -1).all(1)
+        self.products = roots.view_as(S), _outcomes(finite_factors(S), fine)
 
     def roots_or(self, instead: Tensor) -> Tensor:
         """Roots by products, `instead` for those that cannot be trusted. Does not wait."""
@@ -229,8 +229,13 @@ class RootBatch:
         return self.prepared(factors if isinstance(factors, Tensor) else torch.stack(list(factors)))
 
 
-_NOT_FINITE, _DIVERGED, _FINE = range(3)  # what became of a factor that was multiplied
+_NOT_FINITE, _FINE, _DIVERGED = range(3)  # what became of a factor that was multiplied
 _AT_ONCE = 2**25  # largest number of elements that are multiplied at a time
+
+
+def _outcomes(finite: Tensor, fine: Tensor) -> Tensor:
+    """What became of factors, given which were finite and which of their roots can be trusted."""
+    return finite.to(torch.int8) * torch.where(fine, _FINE, _DIVERGED).to(torch.int8)
 
 
 def start_roots(batches: Sequence[RootBatch], method: RootMethod) -> None:

@@ -32,7 +32,7 @@ Maps = Callable[[Sequence[Layer], Group], list[RootBatch]]
 StoreResult = Callable[[Layer, Tensor | None], bool]  # returns whether there was a result
 _Before = list[tuple[Layer, dict[str, Any]]]  # layers, and entries of their states
 
-_NO_ROWS, _UNUSABLE, _USABLE = range(3)  # what became of an observation
+_NO_ROWS, _USABLE, _UNUSABLE = range(3)  # what became of an observation
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,9 @@ class CapturedMoments(Geometry):
             observed = self._observations(side, first, group)
             # A mask may have left no row.
             rows = _counts(first, side) > 0
-            outcomes = torch.where(rows, finite_factors(observed) + _UNUSABLE, _NO_ROWS)
+            outcomes = torch.where(
+                rows, torch.where(finite_factors(observed), _USABLE, _UNUSABLE), _NO_ROWS
+            )
             yield _Observed(side, batch, observed, outcomes)
 
     def _set_factor(
