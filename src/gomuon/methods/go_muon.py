@@ -51,7 +51,7 @@ FACTORS = CapturedFactors(
     captured_root_work, keeps_inputs=lambda group: group.get("input_decay") is not None
 )
 
-# "fast" is the cheapest combination whose loss is that of the exact one: docs/fast.md.
+# What "fast" costs in loss is measured in docs/reproduction.md, "What may be computed cheaply?".
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "fast": {"refresh_every": 8, "rows": 256, "input_decay": 0.97, "polar": "fast"},
     "paper": {"polar": "svd", "roots": "eigh", "block_size": None},
@@ -130,8 +130,8 @@ class GoMuon(MatrixOptimizer):
             groups as for torch.optim; then nothing is captured and the maps are the identity.
         lr: η, the matrices' learning rate.
         preset: settings that belong together; settings that are also given replace them. "fast":
-            the cheapest combination that costs no loss in our experiments. "paper": the arithmetic
-            of the paper's experiments.
+            our cheapest combination (docs/reproduction.md says what it costs in loss, as far as
+            it is measured). "paper": the arithmetic of the paper's experiments.
 
         momentum: β.
         nesterov: True: the source is M̂. False: the source is M.
