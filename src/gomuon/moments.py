@@ -50,7 +50,7 @@ def count_dtype(device: torch.device) -> torch.dtype:
 
 
 def stacked_counts(counts: Sequence[Tensor], device: torch.device | None = None) -> Tensor:
-    """Numbers of rows as one tensor; where they are, or on `device`. CUDA is not waited for.
+    """Numbers of rows as one tensor, where they are or on `device`. Waits for no accelerator.
 
     If some of them are on an accelerator, all go there.
     """

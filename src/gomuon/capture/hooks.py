@@ -153,9 +153,8 @@ class LayerHook(PlacedHook):
             return None, self.inputs.total, None, self.inputs.counted
         self.shared.merge(self)
         shared = self.shared.of(x, self, None if mask is None else self.shared.mask_now())
-        counted = None if mask is None else shared.counted
         forms = partial(self.shared.forms, shared, self)
-        return forms, shared.total, shared.count_of(self), counted
+        return forms, shared.total, shared.count_of(self), shared.counted
 
     def _gradient_leaves(self, mask: Tensor | None) -> tuple[Tensor, Tensor | None, Tensor | None]:
         """Leaves for the moment of the output gradients and for row counts."""

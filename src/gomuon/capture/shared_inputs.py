@@ -37,7 +37,8 @@ class SharedInput:
         self.chosen: LayerHook | None = None  # the reader that forms the moment
         self._pass: int | None = None  # the backward pass in which `chosen` was set
         self.total = leaf(leader.dtype, x.device, *leader.shapes[0])
-        self.counted = leaf(count_dtype(x.device), x.device, 2)  # of masked rows, by `chosen`
+        # Of masked rows, by `chosen`; without a mask the shapes give their number.
+        self.counted = None if mask is None else leaf(count_dtype(x.device), x.device, 2)
         self.counts: dict[LayerHook, Tensor] = {}  # on the CPU, without regard to the mask
 
     def is_of(self, x: Tensor) -> bool:
@@ -75,14 +76,16 @@ class SharedInput:
     def moment(self) -> Moment:
         """The moment, once it is filled."""
         assert self.chosen is not None
-        numbers = self.counts[self.chosen] if self.mask is None else self.counted
+        numbers = self.counts[self.chosen] if self.counted is None else self.counted
         return Moment(gradient(self.total), *gradient(numbers))
 
     def add_sums_of(self, other: "SharedInput") -> None:
         """Add the sums of another shared input to these."""
+        pairs = [(self.total, other.total)]
+        if self.counted is not None and other.counted is not None:
+            pairs.append((self.counted, other.counted))
         for mine, theirs in (
-            (self.total, other.total),
-            *(() if self.mask is None else ((self.counted, other.counted),)),
+            *pairs,
             *((self.counts[hook], other.counts[hook]) for hook in other.times),
         ):
             gradient(mine).add_(gradient(theirs))

@@ -86,9 +86,8 @@ def block_moments(
     size = -(-d // blocks)
     pieces = padded(rows.unflatten(-1, (-1, d)), -1, blocks * size)  # [..., N, strips or 1, d]
     pieces = pieces.flatten(-2).unflatten(-1, (-1, size)).movedim(-2, -3)
-    moments = symmetric_product(
-        pieces, multiply
-    )  # [strips·blocks, s, s], or [strips, blocks, s, s]
+    # [strips·blocks, s, s], or [strips, blocks, s, s] for a grouped convolution
+    moments = symmetric_product(pieces, multiply)
     moments = moments.reshape(strips, blocks, size, size)
     return moments if blocks > 1 else moments.squeeze(1)
 
