@@ -36,7 +36,6 @@ from gomuon.recipes.recipe import Recipe
 from gomuon.reports import Reports
 from gomuon.settings import AdamWSettings, check_settings
 from gomuon.step import Observer, Step, outside_graphs
-from gomuon.threads.spreading import cores_for_workers
 
 Parameters = nn.Module | Iterable[Any]
 Group = Mapping[str, Any]
@@ -151,7 +150,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 loss = closure()
         self._report_late_faults()
         team, parameters = self._team(), self._all_parameters()
-        cores = cores_for_workers(sum(p.numel() for p in parameters))
+        cores = self._step.cores(self.param_groups)
         if self._teams.may_be_wrapped:
             self._continue_without_wrapper(team)
         # Twice: if an interrupt stops the end of the first, the second gives the cores back.

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,6 +14,7 @@ from gomuon.capture.model import ModelCapture
 from gomuon.distributed.team import Captured, ChooseOwners, Team
 from gomuon.functional import linalg
 from gomuon.functional.linalg import all_finite
+from gomuon.functional.polar_factor import only_multiplies
 from gomuon.moments import Statistics
 from gomuon.parameters.gradient_faults import dense_gradients, unusable_gradients
 from gomuon.parameters.late_check import LateCheck
@@ -22,7 +23,7 @@ from gomuon.parameters.stacks import Layer, Participants, Stack, note_layers_on_
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.stations import Pending
 from gomuon.reports import Reports
-from gomuon.threads.spreading import concurrently
+from gomuon.threads.spreading import concurrently, cores_for_workers
 
 Group = Mapping[str, Any]
 Observer = Callable[[Stack, Tensor, Tensor], None]  # called with a stack, its source and update
@@ -143,6 +144,16 @@ class Step:
 
     # ---- the step --------------------------------------------------------------------------------
 
+    def cores(self, groups: Sequence[Group]) -> AbstractContextManager[None]:
+        """Frees cores for the threads that decompose, if every step decomposes.
+
+        Products alone are faster on torch's own threads.
+        """
+        parameters = [(p, group.get("polar", "exact")) for group in groups for p in group["params"]]
+        if all(only_multiplies(polar, p.dtype) for p, polar in parameters):
+            return nullcontext()
+        return cores_for_workers(sum(p.numel() for p, _ in parameters))
+
     def take(
         self,
         groups: Sequence[dict[str, Any]],
@@ -201,7 +212,9 @@ class Step:
         renewed = [layer for layer in present.layers if clock.renews(group, layer.phase)]
         for layer in observed:
             layer.statistics = statistics.get(layer.parameter)
-        failed = geometry.refresh(observed, renewed, present.stacks, group)  # (27), (28), (29)
+        cores = cores_for_workers(sum(layer.parameter.numel() for layer in renewed))
+        with cores, cores:  # twice, see `cores_for_workers`
+            failed = geometry.refresh(observed, renewed, present.stacks, group)  # (27), (28), (29)
         for layer in observed:
             layer.statistics = None
         if failed:

@@ -89,7 +89,8 @@ def inverse_root(
     if is_diagonal(S) or not takes_products(method, S.device):
         return decomposed_root(S, power, shift)
     with full_float32():
-        roots, fine = over_batch(lambda part: product_root(part, power, shift), S)
+        take = partial(product_root, power=power, shift=shift)
+        roots, fine = over_batch(take, S, multiplies=True)
     if not bool(fine.all()):
         roots[~fine] = decomposed_root(S[~fine], power, shift)
     return roots
@@ -196,7 +197,7 @@ class RootBatch:
             return
         flat = S.flatten(0, -3)
         pieces = [
-            over_batch(self.root.multiplied, piece)
+            over_batch(self.root.multiplied, piece, multiplies=True)
             for piece in flat.split(max(1, _AT_ONCE // S.shape[-1] ** 2))
         ]
         roots, fine = (torch.cat(parts) for parts in zip(*pieces, strict=True))

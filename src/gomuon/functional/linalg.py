@@ -88,14 +88,23 @@ def _describe_matrix(X: Tensor) -> str:
 
 
 def over_batch(
-    function: Callable[..., tuple[Tensor, ...]], X: Tensor, *more: Tensor | None
+    function: Callable[..., tuple[Tensor, ...]],
+    X: Tensor,
+    *more: Tensor | None,
+    multiplies: bool = False,
 ) -> tuple[Tensor, ...]:
-    """`function(X, *more)` over any leading dimensions; threads share the matrices."""
+    """`function(X, *more)` over any leading dimensions; our own threads share the matrices.
+
+    A function that only `multiplies` is called once: torch's own threads share products well.
+    """
     if X.ndim == 2:
         return tuple(function(X, *more))
     leading = X.shape[:-2]
     flat = (None if t is None else _flat_batch(t, leading) for t in more)
-    results = spread(lambda *parts: tuple(function(*parts)), X.flatten(0, -3), *flat)
+    if multiplies:
+        results = tuple(function(X.flatten(0, -3), *flat))
+    else:
+        results = spread(lambda *parts: tuple(function(*parts)), X.flatten(0, -3), *flat)
     return tuple(result.unflatten(0, leading) for result in results)
 
 

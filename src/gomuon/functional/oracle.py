@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gomuon.functional.block_diagonal import left_product, right_product
 from gomuon.functional.linalg import attempt, over_batch
-from gomuon.functional.polar_factor import PolarMethod, polar
+from gomuon.functional.polar_factor import PolarMethod, only_multiplies, polar
 
 
 def matched_direction(
@@ -29,7 +29,8 @@ def matched_direction(
         Q = polar(C, polar_method)
         return preconditioned(Q, left, right), rank_of(Q)  # (4), (13), (33)
 
-    D, rank = over_batch(direction, M, left, right)
+    multiplies = only_multiplies(polar_method, M.dtype)
+    D, rank = over_batch(direction, M, left, right, multiplies=multiplies)
     return D, rank
 
 

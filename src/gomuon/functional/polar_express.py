@@ -36,6 +36,24 @@ def _quintics() -> Iterator[Quintic]:
     return chain(_POLAR_EXPRESS, repeat(_LIMIT))
 
 
+# Above its interval a quintic is steep: its slope is 24 in the first step and about 12 in the next.
+# So that rounding cannot take the largest singular value there, not even in TF32, the first steps
+# divide by this.
+_MARGIN = 1.01
+_STEPS_WITH_MARGIN = 4
+
+
+def _with_margin(quintic: Quintic) -> Quintic:
+    """The quintic of Y/_MARGIN."""
+    a, b, c = quintic
+    return a / _MARGIN, b / _MARGIN**3, c / _MARGIN**5
+
+
+def _fast_quintics() -> Iterator[Quintic]:
+    for step, quintic in enumerate(_quintics()):
+        yield _with_margin(quintic) if step < _STEPS_WITH_MARGIN else quintic
+
+
 def _value(sigma: float, quintic: Quintic) -> float:
     a, b, c = quintic
     return a * sigma + b * sigma**3 + c * sigma**5
@@ -59,7 +77,7 @@ STEPS_PER_GRAM = 4
 def steps_to(tolerance: float) -> int:
     """The number of steps after which values in [_FLOOR, 1] are within `tolerance` of one."""
     lowest, highest = _FLOOR, 1.0
-    for step, quintic in enumerate(_quintics()):
+    for step, quintic in enumerate(_fast_quintics()):
         if max(1 - lowest, highest - 1) <= tolerance:
             return step
         # An optimal quintic takes the interval's lower end to its smallest value 1 − e, and the
@@ -83,7 +101,7 @@ def fast_polar(X: Tensor) -> Tensor:
     Y = X.mT if tall else X  # [b, k, n] with k ≤ n: the Gram matrix is the smaller one
     # So that the squares below stay in range, for tiny and for huge numbers.
     Y = Y / Y.abs().amax(dim=(-2, -1), keepdim=True).clamp_min(torch.finfo(Y.dtype).tiny)
-    quintics = list(islice(_quintics(), FAST_STEPS))
+    quintics = list(islice(_fast_quintics(), FAST_STEPS))
     late = BFLOAT16_STEPS if Y.dtype == torch.float32 and multiplies_bfloat16(Y.device) else 0
     Y = _iterated(Y, quintics[: FAST_STEPS - late])
     for quintic in quintics[FAST_STEPS - late :]:
@@ -144,7 +162,10 @@ def _bfloat16_step(Y: Tensor, quintic: Quintic) -> Tensor:
 def _length(square: Tensor) -> Tensor:
     """About ‖Y‖_op, from (YYᵀ)²; at least ‖Y‖_op, and 1 for Y = 0."""
     # (Σσ⁸)^(1/8) is at most k^(1/8) above σ₁, where ‖Y‖_F may be k^(1/2) above it.
-    length = torch.linalg.matrix_norm(square, keepdim=True).pow(0.25)
+    # Row by row: torch sums the squares of a large matrix in one pass, which loses digits (3e-4 of
+    # the norm at side 2048, enough for the steps to diverge).
+    rows = torch.linalg.vector_norm(square, dim=-1, keepdim=True)
+    length = torch.linalg.vector_norm(rows, dim=-2, keepdim=True).pow(0.25)
     return torch.where(length > 0, length, 1.0)
 
 

@@ -20,7 +20,13 @@ def polar(X: Tensor, method: PolarMethod = "svd") -> Tensor:
     """Polar factor of X [..., m, n], Equation (1); see `gomuon.functional.polar`."""
     if not X.numel():
         return torch.zeros_like(X)
-    return over_batch(lambda part: (_POLAR_METHODS[method](part),), X)[0]
+    multiplies = only_multiplies(method, X.dtype)
+    return over_batch(lambda part: (_POLAR_METHODS[method](part),), X, multiplies=multiplies)[0]
+
+
+def only_multiplies(method: PolarMethod, dtype: torch.dtype) -> bool:
+    """Whether polar factors are products alone, also on the CPU."""
+    return method == "fast" or (method == "auto" and dtype != torch.float64)
 
 
 # ---- by SVD --------------------------------------------------------------------------------------
@@ -107,7 +113,7 @@ def _exact(X: Tensor) -> Tensor:
 
 def _auto(X: Tensor) -> Tensor:
     # Who computes in float64 asks for its digits.
-    return _exact(X) if X.dtype == torch.float64 else fast_polar(X)
+    return fast_polar(X) if only_multiplies("auto", X.dtype) else _exact(X)
 
 
 _POLAR_METHODS: dict[str, Callable[[Tensor], Tensor]] = {
