@@ -15,6 +15,7 @@ from gomuon.functional import (
     inverse_root,
     matched_direction,
     polar,
+    polar_express,
     theory,
     weighted_norm,
 )
@@ -190,3 +191,27 @@ def test_the_canonical_polar_follows_at_rank_deficiency_too(
     turned = grafted(U @ M @ V.T, V @ A @ V.T, U @ B @ U.T, 1 / 4, "canonical")
     # κ₊(C) of a rank-one source is one.
     assert distance(turned, U @ plain @ V.T) <= roundoff(condition(A), condition(B))
+
+
+@pytest.mark.parametrize("shape", [(48, 48), (96, 40), (40, 96)], ids=str)
+def test_mapping_a_fast_polar_factor_back_in_bfloat16_adds_little(
+    shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every processor can multiply bfloat16; the map back stays within the fast form's .01."""
+    source = random_source(4)
+    M = normal(*shape, source).float()
+    left, right = (inverse_root(_factor(d, source), 0.25).float() for d in shape)
+    found = {}
+    for native in (False, True):
+        monkeypatch.setattr(polar_express, "multiplies_bfloat16", lambda device, n=native: n)
+        found[native] = matched_direction(M, left, right, polar_method="fast").double()
+    exact = matched_direction(M.double(), left.double(), right.double())
+    assert 0 < distance(found[True], found[False]) <= 0.01
+    assert distance(found[True], exact) <= 0.01
+    monkeypatch.setattr(polar_express, "multiplies_bfloat16", lambda device: True)
+    assert distance(matched_direction(M, left, right, polar_method="exact").double(), exact) <= 1e-5
+
+
+def _factor(d: int, source: torch.Generator) -> Tensor:
+    X = normal(d, 2 * d, source)
+    return X @ X.T / d

@@ -11,6 +11,7 @@ import math
 import torch
 from torch import Tensor
 
+from gomuon.functional import polar_express
 from gomuon.functional.block_diagonal import left_product, right_product
 from gomuon.functional.linalg import attempt, over_batch
 from gomuon.functional.polar_factor import PolarMethod, only_multiplies, polar
@@ -27,10 +28,11 @@ def matched_direction(
     def direction(M: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor, Tensor]:
         C = preconditioned(M, left, right)  # (2), (12), (32)
         Q = polar(C, polar_method)
-        return preconditioned(Q, left, right), rank_of(Q)  # (4), (13), (33)
+        return map_back(Q, left, right), rank_of(Q)  # (4), (13), (33)
 
-    multiplies = only_multiplies(polar_method, M.dtype)
-    D, rank = over_batch(direction, M, left, right, multiplies=multiplies)
+    fast = only_multiplies(polar_method, M.dtype)
+    map_back = roughly_preconditioned if fast else preconditioned
+    D, rank = over_batch(direction, M, left, right, multiplies=fast)
     return D, rank
 
 
@@ -62,6 +64,17 @@ def preconditioned(X: Tensor, left: Tensor | None, right: Tensor | None) -> Tens
     if right is not None:
         X = X @ right if right.shape[-2] == X.shape[-1] else right_product(X, right)
     return X
+
+
+def roughly_preconditioned(X: Tensor, left: Tensor | None, right: Tensor | None) -> Tensor:
+    """P_B X P_A in bfloat16, where the hardware multiplies it natively.
+
+    For mapping a fast polar factor back: rounding to 2^−9 adds less than that factor's own error.
+    """
+    if X.dtype != torch.float32 or not polar_express.multiplies_bfloat16(X.device):
+        return preconditioned(X, left, right)
+    P_B, P_A = (None if P is None else P.bfloat16() for P in (left, right))
+    return preconditioned(X.bfloat16(), P_B, P_A).to(X.dtype)
 
 
 def rank_of(Q: Tensor) -> Tensor:
