@@ -88,7 +88,7 @@ def test_an_error_ends_the_other_calls() -> None:
 
 def test_waiting_goes_on_through_interrupts(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[int] = []
-    calls, pool = Calls([partial(slowly, done, 1)]), Pool(1)
+    calls, pool = Calls([partial(slowly, done, 1)]), Pool()
     (call,) = calls._calls
     pool.grow(1)
     pool.submit(call)

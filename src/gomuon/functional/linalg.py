@@ -13,6 +13,9 @@ from gomuon.threads.spreading import spread
 Factors = TypeVar("Factors", bound=tuple[Tensor, ...])
 Multiply = Callable[[Tensor, Tensor], Tensor]  # of two matrices, or two batches of them
 
+# The side from which the strips of a symmetric result cost less than they save.
+TRIANGLE_FROM = 256
+
 
 def decompose(routine: Callable[[Tensor], Factors], X: Tensor) -> tuple[Tensor, ...]:
     """`routine(X)` in X's precision, retried once in float64.
@@ -127,6 +130,8 @@ def symmetric_result(A: Tensor, B: Tensor) -> Tensor:
     Blocks below the diagonal are copied from above it, so the result is exactly symmetric.
     """
     d = A.shape[-2]
+    if d < TRIANGLE_FROM:
+        return A @ B
     # On accelerators a strip must be larger for its product to be worth a launch.
     return _by_triangle(A, B, max(64, d // 16) if A.device.type == "cpu" else max(1024, d // 8))
 

@@ -13,7 +13,7 @@ from itertools import chain, islice, repeat
 import torch
 from torch import Tensor
 
-from gomuon.functional.linalg import has_float64, symmetric_result
+from gomuon.functional.linalg import TRIANGLE_FROM, has_float64, symmetric_result
 
 Quintic = tuple[float, float, float]  # (a, b, c): Y ← aY + b(YYᵀ)Y + c(YYᵀ)²Y
 
@@ -116,37 +116,54 @@ def _iterated(Y: Tensor, quintics: list[Quintic]) -> Tensor:
             piece = quintics[begin : begin + STEPS_PER_GRAM]
             Y = _iterated_gram(Y, piece, unscaled=not begin) @ Y
         return Y
-    for step, (a, b, c) in enumerate(quintics):
+    for step, quintic in enumerate(quintics):
         gram = symmetric_result(Y, Y.mT)
-        square = symmetric_result(gram, gram)
-        if step == 0:
-            length = _length(square)
-            Y, gram, square = Y / length, gram / length**2, square / length**4
-        Y = torch.baddbmm(Y, gram.mul_(b).add_(square, alpha=c), Y, beta=a)
+        if step:
+            small = _even_part(gram, quintic)
+        else:
+            small, _, length = _first_even_part(gram, quintic)
+            Y = Y / length
+        Y = torch.baddbmm(Y, small, Y, beta=quintic[0])
     return Y
 
 
 def _iterated_gram(Y: Tensor, quintics: list[Quintic], *, unscaled: bool) -> Tensor:
     """Q such that QY is Y after these steps. All products are of commuting symmetric matrices."""
     gram = symmetric_result(Y, Y.mT)
+    length: Tensor | None = None
     Q: Tensor | None = None
-    for step, (a, b, c) in enumerate(quintics):
-        square = symmetric_result(gram, gram)
-        length = _length(square) if unscaled and not step else None
-        if length is not None:
-            gram, square = gram / length**2, square / length**4
-        W = (b * gram).add_(square, alpha=c)
-        W.diagonal(dim1=-2, dim2=-1).add_(a)
+    for step, quintic in enumerate(quintics):
+        if unscaled and not step:
+            W, gram, length = _first_even_part(gram, quintic)
+        else:
+            W = _even_part(gram, quintic)
+        W.diagonal(dim1=-2, dim2=-1).add_(quintic[0])
         if step + 1 < len(quintics):
             gram = symmetric_result(W, symmetric_result(gram, W))
-        W_unscaled = W if length is None else W / length
-        Q = W_unscaled if Q is None else symmetric_result(W, Q)
+        Q = W if Q is None else symmetric_result(W, Q)
     assert Q is not None
-    return Q
+    return Q if length is None else Q / length
+
+
+def _even_part(gram: Tensor, quintic: Quintic) -> Tensor:
+    """bG + cG² of G = YYᵀ, [b, k, k]; the step is aY + (bG + cG²)Y."""
+    _, b, c = quintic
+    if gram.shape[-1] < TRIANGLE_FROM:  # nothing is saved by symmetry: one call for all
+        return torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
+    return symmetric_result(gram, gram).mul_(c).add_(gram, alpha=b)
+
+
+def _first_even_part(gram: Tensor, quintic: Quintic) -> tuple[Tensor, Tensor, Tensor]:
+    """The same for Y divided by about its norm, that G, and the norm."""
+    _, b, c = quintic
+    square = symmetric_result(gram, gram)
+    length = _length(square)
+    gram = gram / length**2
+    return (square / length**4).mul_(c).add_(gram, alpha=b), gram, length
 
 
 def _bfloat16_step(Y: Tensor, quintic: Quintic) -> Tensor:
-    """One step for singular values near one, with products in bfloat16.
+    """One step for singular values near one, with products in bfloat16. Y is overwritten.
 
     With E = YYᵀ − I it is (a+b+c)Y + ((b+2c)E + cE²)Y. Only the second term is rounded, and it is
     small. Y itself stays in float32, and so does the diagonal of E, which loses most by rounding.
@@ -154,9 +171,9 @@ def _bfloat16_step(Y: Tensor, quintic: Quintic) -> Tensor:
     a, b, c = quintic
     y = Y.bfloat16()
     E = y @ y.mT
-    E.diagonal(dim1=-2, dim2=-1).copy_(Y.square().sum(-1) - 1)
+    E.diagonal(dim1=-2, dim2=-1).copy_(torch.linalg.vector_norm(Y, dim=-1).square() - 1)
     small = torch.baddbmm(E, E, E, beta=b + 2 * c, alpha=c) @ y
-    return torch.add(small, Y, alpha=a + b + c)
+    return Y.mul_(a + b + c).add_(small)
 
 
 def _length(square: Tensor) -> Tensor:

@@ -339,9 +339,30 @@ class Participants:
         return [layer for stack in self.stacks for layer in stack.layers]
 
 
+# On the CPU a stack has at most this many elements, if it has more than one layer. From 32 MB on,
+# the C library returns every freed tensor to the system, and to get it back takes longer than most
+# operations on it.
+_AT_ONCE = 2**22
+
+
 def stacked(layers: Iterable[Layer]) -> list[Stack]:
     """Stacks of layers that can be computed together."""
-    return [Stack(batch) for batch in group_by_key(layers, _stacking_key)]
+    alike = group_by_key(layers, _stacking_key)
+    return [Stack(batch) for same in alike for batch in _divided(same)]
+
+
+def _divided(layers: Sequence[Layer]) -> Iterator[Sequence[Layer]]:
+    """Layers of one shape, as many at a time as may be in a stack."""
+    if layers[0].parameter.device.type != "cpu":
+        yield layers
+        return
+    batch: list[Layer] = []
+    for layer in layers:
+        if batch and sum(one.parameter.numel() for one in (*batch, layer)) > _AT_ONCE:
+            yield batch
+            batch = []
+        batch.append(layer)
+    yield batch
 
 
 def _stacking_key(layer: Layer) -> tuple[object, ...]:

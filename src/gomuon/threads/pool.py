@@ -22,10 +22,9 @@ Result = TypeVar("Result")
 
 
 class Pool:
-    """Threads that wait for calls. In each, torch uses `threads_each` threads."""
+    """Threads that wait for calls. In each, torch computes on one core."""
 
-    def __init__(self, threads_each: int) -> None:
-        self._threads_each = threads_each
+    def __init__(self) -> None:
         self._calls: SimpleQueue[_Call[Any]] = SimpleQueue()
         self._started = 0
         self._starting = threading.Lock()
@@ -36,7 +35,7 @@ class Pool:
             return
         with self._starting:
             while self._started < size:
-                _thread.start_new_thread(_serve, (self._calls, self._threads_each))
+                _thread.start_new_thread(_serve, (self._calls,))
                 # Counted after the start: an interrupt in between leaves one thread too many, which
                 # is harmless. With one thread too few, calls could wait forever.
                 self._started += 1
@@ -46,8 +45,8 @@ class Pool:
         self._calls.put(call)
 
 
-def _serve(calls: "SimpleQueue[_Call[Any]]", threads_each: int) -> None:
-    ThreadCount().set(threads_each)
+def _serve(calls: "SimpleQueue[_Call[Any]]") -> None:
+    ThreadCount().set(1)
     while True:
         call = calls.get()
         call.run()

@@ -1,4 +1,9 @@
-"""Computes independent matrices in parallel: LAPACK uses several cores badly on a small matrix."""
+"""Computes independent matrices in parallel: LAPACK uses several cores badly on a small matrix.
+
+Our threads compute on one core each. With a second thread that uses several, OpenMP would count
+more threads than cores and stop spinning while it waits, in the whole process and forever: every
+later operation of the user's model would wait for its threads to wake up.
+"""
 
 import functools
 import os
@@ -42,10 +47,10 @@ def spread(function: BatchFunction, X: Tensor, *more: Tensor | None) -> tuple[Te
     piece = -(-_WORTHWHILE // max(1, m * n * min(m, n)))
     if threads == 1 or X.device.type != "cpu" or _needs_this_thread(X) or not can_set_threads():
         return function(X, *more)
-    if len(X) <= piece:
+    workers = min(threads, -(-len(X) // piece))
+    if 2 * workers <= threads or workers == 1:  # few matrices are better off with several cores
         with _all_cores():
             return function(X, *more)
-    workers = min(threads, -(-len(X) // piece))
     # One piece per worker, because threads wait for each other between operations.
     piece = -(-len(X) // workers)
     pieces: list[Sequence[Tensor | None]] = [X.split(piece)]
@@ -55,7 +60,7 @@ def spread(function: BatchFunction, X: Tensor, *more: Tensor | None) -> tuple[Te
         functools.partial(_without_grad, function, *tensors)
         for tensors in zip(*pieces, strict=True)
     ]
-    pool = _workers(threads, threads // workers, os.getpid())
+    pool = _workers(threads, os.getpid())
     parts = list(Calls(calls).results(pool, workers))
     return tuple(torch.cat(results) for results in zip(*parts, strict=True))
 
@@ -134,9 +139,9 @@ class _CoresForWorkers(AbstractContextManager[None]):
 
 @contextmanager
 def _all_cores() -> Iterator[None]:
-    """Use all cores for one operation that is not divided."""
+    """Use all cores for one operation that is not divided, but only in the user's thread."""
     lent = _this_thread.cores
-    if not lent:
+    if not lent or _this_thread.coordinates:
         yield
         return
     own = ThreadCount()
@@ -157,15 +162,15 @@ def _without_grad(function: BatchFunction, *tensors: Tensor | None) -> tuple[Ten
 
 
 @functools.cache
-def _workers(cores: int, threads_each: int, process: int) -> Pool:
+def _workers(cores: int, process: int) -> Pool:
     """One pool per number of cores, so that no more threads run than the user allows.
 
     `process` is part of the key because a forked child inherits no threads.
     """
-    return Pool(threads_each)
+    return Pool()
 
 
 @functools.cache
 def _coordinators(cores: int, process: int) -> Pool:
     """Threads that pass work to workers and wait for it. Workers must never wait for calls."""
-    return Pool(1)
+    return Pool()
