@@ -175,7 +175,7 @@ def test_one_gram_for_all_steps_would_lose_the_small_values(
 ) -> None:
     """Why the Gram matrix is formed again."""
     monkeypatch.setattr(polar_express, "multiplies_bfloat16", lambda device: False)
-    X, wanted, _ = with_spectrum(128, 384, spread_values(128, 2.9))
+    X, wanted, _ = with_spectrum(256, 768, spread_values(256, 2.9))
     usual = distance(fast_polar(X).double(), wanted)
     monkeypatch.setattr(polar_express, "STEPS_PER_GRAM", FAST_STEPS)
     assert distance(fast_polar(X).double(), wanted) > 2 * usual

@@ -191,7 +191,9 @@ def finite_factors(S: Tensor) -> Tensor:
 def all_finite(tensors: Sequence[Tensor], unusable: Sequence[Tensor] = ()) -> bool:
     """Whether every tensor's norm is finite and no mask is set. Waits for the device once."""
     norms = torch._foreach_norm(list(tensors)) if tensors else []
-    signs = [norm.isfinite() for norm in norms] + [~mask.any() for mask in unusable]
+    if len({(norm.dtype, norm.device) for norm in norms}) == 1:
+        norms = [torch.stack(norms)]
+    signs = [norm.isfinite().all() for norm in norms] + [~mask.any() for mask in unusable]
     return not signs or bool(torch.stack([sign.to(signs[0].device) for sign in signs]).all())
 
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gomuon.functional import linalg
 from gomuon.functional.linalg import is_diagonal, working_dtype
 from gomuon.moments import Statistics
 from gomuon.parameters.side_forms import SideForm
@@ -288,8 +289,10 @@ class Stack:
         return memory.copy_(self.usable(new, memory))
 
     def usable(self, new: Tensor, instead: Tensor | float) -> Tensor:
-        """The finite matrices of `new` [b, …], `instead` for the others. Does not wait."""
+        """The finite matrices of `new` [b, …], `instead` for the others. Waits for no device."""
         finite = new.flatten(1).sum(1).isfinite()
+        if linalg.decomposes_well(new.device) and bool(finite.all()):
+            return new  # on the host it can be asked
         self.unusable = ~finite if self.unusable is None else self.unusable | ~finite
         return torch.where(finite.view(-1, *[1] * (new.ndim - 1)), new, instead)
 

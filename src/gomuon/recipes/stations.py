@@ -158,7 +158,8 @@ def each_alone(pending: Iterable[Pending], group: Group, total: Total) -> Iterab
 
 def muon_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
     """√max(1, m/n)·D, the factor of Equation (35)."""
-    return aspect(D) * D
+    factor = aspect(D)
+    return D if factor == 1 else factor * D
 
 
 def ratio_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
