@@ -13,6 +13,7 @@ import matplotlib
 import pytest
 
 from gomuon.lab.experiments.catalogue import EXPERIMENTS, OPEN_QUESTIONS
+from gomuon.lab.experiments.cost_plans import FAST_TASKS, SPEED_RATES
 from tests.tools.evidence.made_results import everything, small_plan, thin_campaign
 from tools.evidence import claims, paper_lookup, picture_data, picture_drawing
 from tools.evidence.campaign_list import CAMPAIGNS
@@ -21,7 +22,7 @@ from tools.evidence.estimates import estimate, excludes_zero, relative_pairs
 from tools.evidence.page import markdown
 from tools.evidence.results_folder import read_evidence
 from tools.evidence.sections import time_to_quality
-from tools.evidence.sections.open_questions import is_free
+from tools.evidence.sections.open_questions import is_free, over_all_tasks
 from tools.evidence.thinned_curve import Curve
 
 ROOT = Path(__file__).parents[3]
@@ -394,4 +395,57 @@ def test_the_committed_page_and_pictures_are_what_the_results_say(tmp_path: Path
     ],
 )
 def test_what_is_free_follows_the_declared_rule(candidate: list[float], free: bool) -> None:
-    assert is_free(relative_pairs([1.0] * 4, candidate)) is free
+    assert is_free(estimate([value - 1 for value in candidate])) is free
+
+
+def test_what_is_free_is_judged_over_all_tasks_together(whole: Path, page: str) -> None:
+    section = part(page, "What may be computed cheaply?")
+    differences: list[float] = []
+    for task in FAST_TASKS:
+        values = {
+            arm: [
+                result(whole / f"fast-{task}", f"{arm}-s{seed}")["geometric_mean"]
+                for seed in range(301, 306)
+            ]
+            for arm in ("exact", "rows-4")
+        }
+        mean = statistics.fmean(values["exact"])
+        pairs = zip(values["exact"], values["rows-4"], strict=True)
+        differences += [(b - a) / mean for a, b in pairs]
+    (row,) = rows_of(section, "256 rows, K = 4")
+    assert row[1] == f"{100 * statistics.fmean(differences):+.2f} %".replace("-", "−")
+    assert row[3] == f"{sum(d < 0 for d in differences)} of 15"
+    assert row[4] == ("free" if is_free(estimate(differences)) else "not shown free")
+    evidence = read_evidence(whole)
+    del evidence["fast-gpt"]
+    assert over_all_tasks(evidence, "rows-4") is None, "a task that lacks leaves no verdict"
+
+
+def test_each_method_arrives_at_its_better_rate(whole: Path, page: str) -> None:
+    study = read_evidence(whole)["speed-ptb"]
+    target, found = time_to_quality.arrivals(study)
+    ends = {
+        arm.name: statistics.fmean(
+            time_to_quality.final_loss(curve)
+            for run in arm.finished.values()
+            if (curve := study.curve(run)) is not None
+        )
+        for arm in study.campaign.arms
+        if arm.optimizer == "muon"
+    }
+    assert target.name == min(ends, key=lambda name: ends[name])
+    assert [one.time for one in found] == sorted(one.time for one in found)
+    assert len({one.arm.optimizer for one in found}) == len(found) == len(SPEED_RATES)
+    place = {name: index for index, name in enumerate(study.campaign.timing or ())}
+    for one in found:
+        for arm in study.campaign.arms:
+            if arm.optimizer == one.arm.optimizer:
+                updates = time_to_quality.updates_to_final_loss(study, arm, target)
+                assert updates is not None
+                pace = (place[arm.name] + 1) / (place[target.name] + 1)
+                if updates.mean is not None:
+                    assert one.time <= updates.mean * pace * (1 + 1e-6)
+    own = next(one for one in found if one.arm.optimizer == "go-muon")
+    rival = next(one for one in found if one.arm.optimizer != "go-muon")
+    section = part(page, "Seconds to tuned Muon's loss")
+    assert f"Go-MUON takes {own.time / rival.time:.2f} of the time" in section

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from gomuon.lab import formatting as w
 from gomuon.lab.experiments import optimizers
+from gomuon.lab.experiments.cost_plans import SPEED_CORPORA
 from gomuon.lab.results.campaigns import ArmRuns
 from tools.evidence.campaign_list import TASKS
 from tools.evidence.markdown_tables import NOT_RUN, code, table, text
@@ -86,7 +87,91 @@ def section(evidence: Evidence) -> list[str]:
             blocks.append(f"{code(race.name)}: {race.shortcoming}.")
         else:
             blocks += _grokking(race) if task == "grokking" else _corpus(race)
+    blocks += [
+        "### Seconds to tuned Muon's loss",
+        "In the races above every method computes exact polar factors, and Muon's rate is that of "
+        "a short sweep. Here every method is in its cheapest form, with fast polar factors, "
+        "Go-MUON as its fast preset, each at two rates. The target is the final loss of Muon at "
+        "its better rate, on the same seed; each method counts at the rate with which it arrives "
+        "first. Time is in whole steps of that Muon.",
+    ]
+    for task, title in SPEED_CORPORA.items():
+        study = evidence.get(f"speed-{task}")
+        if study is None or study.shortcoming is not None:
+            why = NOT_RUN if study is None else study.shortcoming
+            blocks.append(f"{code(f'speed-{task}')}: {why}.")
+        else:
+            blocks += [f"{title}:", *_speed(study)]
     return blocks
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """How long a method takes to the target, at one of its rates.
+
+    Attributes:
+        arm: the method at this rate.
+        updates: until it arrives.
+        pace: its whole step, in those of the Muon whose loss is the target.
+    """
+
+    arm: ArmRuns
+    updates: UpdatesToTarget
+    pace: float | None
+
+    @property
+    def time(self) -> float:
+        """Updates times pace; infinite if a seed never arrives, or the steps were not timed."""
+        mean = self.updates.mean
+        return math.inf if mean is None or self.pace is None else mean * self.pace
+
+
+def arrivals(study: Study) -> tuple[ArmRuns, list[Arrival]]:
+    """The Muon that sets the target, and every method at its better rate, the first first."""
+    target = min(_of(study, "muon"), key=lambda arm: _mean_final_loss(study, arm))
+    timing = StepTimes.of(study)
+    found: dict[str, Arrival] = {}
+    for arm in study.campaign.arms:
+        updates = updates_to_final_loss(study, arm, target) or UpdatesToTarget(())
+        ratio = None if timing is None else timing.ratio(target.name, arm.name)
+        arrival = Arrival(arm, updates, None if ratio is None else ratio.mean)
+        best = found.get(arm.optimizer)
+        if best is None or arrival.time < best.time:
+            found[arm.optimizer] = arrival
+    return target, sorted(found.values(), key=lambda arrival: arrival.time)
+
+
+def _speed(study: Study) -> list[str]:
+    target, found = arrivals(study)
+    rows = [
+        [
+            text(one.arm.title),
+            _shown_pace(one.pace),
+            _updates(one.updates),
+            w.ABSENT if math.isinf(one.time) else f"{one.time:,.0f}",
+        ]
+        for one in found
+    ]
+    own = next(one for one in found if one.arm.optimizer == "go-muon")
+    rival = next(one for one in found if one.arm.optimizer != "go-muon")
+    said = f"The target is {text(target.title)}'s final loss."
+    if not math.isinf(own.time) and not math.isinf(rival.time):
+        said += (
+            f" Go-MUON takes {own.time / rival.time:.2f} of the time of the first rival, "
+            f"{text(rival.arm.title)}."
+        )
+    return [table(("method", "whole step", "updates", "time"), rows, left=1), said]
+
+
+def _of(study: Study, optimizer: str) -> list[ArmRuns]:
+    return [arm for arm in study.campaign.arms if arm.optimizer == optimizer]
+
+
+def _mean_final_loss(study: Study, arm: ArmRuns) -> float:
+    """Over the seeds; infinite if a run diverged or has no curve."""
+    curves = [study.curve(run) for run in arm.finished.values()]
+    losses = [math.inf if curve is None else final_loss(curve) for curve in curves]
+    return math.fsum(losses) / len(losses) if losses else math.inf
 
 
 def _corpus(race: Study) -> list[str]:

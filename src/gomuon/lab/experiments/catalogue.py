@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.experiments import optimizers, published
+from gomuon.lab.experiments.cost_plans import FAST, RACE_STEPS, SPEED
 from gomuon.lab.experiments.loss_windows import PAPER_WINDOWS, windows_for
-from gomuon.lab.experiments.plan import Arm, Plan, Quick
+from gomuon.lab.experiments.plan import PAIRED, TRAJECTORY, Arm, Plan, Quick
 from gomuon.lab.experiments.selection import Selection
-
-TRAJECTORY = "geometric mean of the three window means of pre-update training loss; lower is better"
-PAIRED = "every seed pairs the arms by hash; the interval is Student's t at 95 % over the pairs"
 
 PTB = Plan(
     experiment="ptb",
@@ -200,8 +197,6 @@ ADAMW_RATE = Plan(
     quick=Quick(steps=60, seeds=1),
 )
 
-RACE_STEPS = 600
-
 
 def muon_rate(task: str, corpus: str) -> Plan:
     """Muon at rates below the one that a short sweep picks, for as many updates as a race."""
@@ -248,62 +243,9 @@ NULL_SPACE = Plan(
     quick=Quick(steps=60, seeds=1),
 )
 
-# What may be computed cheaply. Chance alone moves one task's mean over five seeds by more than
-# .5 %, so the tasks are judged together. What is free may become a default.
-FREE = (
-    "an arm is free if, over the pairs of all tasks together, its mean is at most .2 % above "
-    "exact's and its interval ends below +.5 %"
-)
-FAST_UPDATES = 400
-SAMPLED: dict[str, Any] = {"polar": "fast", "rows": 256}  # of 2,048 rows
-AVERAGED: dict[str, Any] = {**SAMPLED, "input_decay": 0.97}
-FAST_ARMS: dict[str, tuple[str, dict[str, Any]]] = {
-    "exact": ("exact, K = 4", {"polar": "exact"}),
-    "fast-4": ("fast polar, K = 4", {"polar": "fast", "refresh_every": 4}),
-    "fast-8": ("fast polar, K = 8", {"polar": "fast", "refresh_every": 8}),
-    "fast-16": ("fast polar, K = 16", {"polar": "fast", "refresh_every": 16}),
-    # A change as small as rounding: what chance alone does to a trajectory.
-    "twin": ("exact, momentum + 1e-7", {"polar": "exact", "momentum": 0.8 + 1e-7}),
-    "rows-4": ("256 rows, K = 4", SAMPLED),
-    # Sides of 384 in three blocks, as a longer side would be by default.
-    "blocks-4": ("blocks of 128, K = 4", {"polar": "fast", "block_size": 128}),
-    "average-4": ("256 rows, A averaged, K = 4", AVERAGED),
-    "average-8": ("256 rows, A averaged, K = 8", {**AVERAGED, "refresh_every": 8}),
-    "average-16": ("256 rows, A averaged, K = 16", {**AVERAGED, "refresh_every": 16}),
-    "products": ("roots by products, K = 4", {"polar": "fast", "roots": "products"}),
-    "capped": ("condition at most 100, K = 4", {"polar": "fast", "max_condition": 100.0}),
-}
-
-
-def fast(task: str, corpus: str) -> Plan:
-    """Go-MUON as exact as it can be, against everything that makes it cheaper."""
-    return Plan(
-        experiment=f"fast-{task}",
-        title=f"{corpus}: exact Go-MUON against cheaper ones",
-        task=task,
-        arms=tuple(
-            Arm(name, title, "go-muon", 0.08, options=options)
-            for name, (title, options) in FAST_ARMS.items()
-        ),
-        seeds=(301, 302, 303, 304, 305),
-        steps=FAST_UPDATES,
-        windows=windows_for(FAST_UPDATES),
-        statistic=TRAJECTORY,
-        rule=f"all arms at rate .08, fixed in advance; {FREE}; {PAIRED}",
-        comparisons=tuple(("exact", name) for name in FAST_ARMS if name != "exact"),
-        quick=Quick(steps=60, seeds=1),
-    )
-
-
-FAST_TASKS = {
-    "ptb": "Penn Treebank",
-    "shakespeare": "Tiny Shakespeare",
-    "gpt": "A GPT with LayerNorm",
-}
-FAST = tuple(fast(task, corpus) for task, corpus in FAST_TASKS.items())
-
 OPEN_QUESTIONS: dict[str, Plan] = {
-    plan.experiment: plan for plan in (ABLATIONS, ADAMW_RATE, *MUON_RATES, NULL_SPACE, *FAST)
+    plan.experiment: plan
+    for plan in (ABLATIONS, ADAMW_RATE, *MUON_RATES, NULL_SPACE, *FAST, *SPEED)
 }
 
 

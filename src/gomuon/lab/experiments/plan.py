@@ -13,6 +13,9 @@ from gomuon.lab.experiments.run_config import RunConfig
 from gomuon.lab.input_checks import require_whole
 
 FORMAT = 1
+# What several plans declare.
+TRAJECTORY = "geometric mean of the three window means of pre-update training loss; lower is better"
+PAIRED = "every seed pairs the arms by hash; the interval is Student's t at 95 % over the pairs"
 
 
 @dataclass(frozen=True)

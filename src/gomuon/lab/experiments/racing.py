@@ -9,9 +9,8 @@ from typing import Any
 from gomuon.lab import formatting as w
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers, tasks
-from gomuon.lab.experiments.catalogue import TRAJECTORY
 from gomuon.lab.experiments.loss_windows import windows_for
-from gomuon.lab.experiments.plan import Arm, Plan, Quick
+from gomuon.lab.experiments.plan import TRAJECTORY, Arm, Plan, Quick
 from gomuon.lab.experiments.run_config import LARGEST_SEED
 from gomuon.lab.experiments.selection import Selection
 from gomuon.lab.input_checks import require_whole

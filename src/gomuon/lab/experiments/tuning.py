@@ -7,9 +7,8 @@ import math
 from gomuon.lab import formatting as w
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers, racing
-from gomuon.lab.experiments.catalogue import TRAJECTORY
 from gomuon.lab.experiments.loss_windows import windows_for
-from gomuon.lab.experiments.plan import Arm, Plan, Quick
+from gomuon.lab.experiments.plan import TRAJECTORY, Arm, Plan, Quick
 from gomuon.lab.experiments.selection import EXPERIMENT
 from gomuon.lab.input_checks import require_whole
 

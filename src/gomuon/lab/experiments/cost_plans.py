@@ -1,0 +1,117 @@
+"""Plans about cost: what may be computed cheaply, and who reaches a loss first in seconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gomuon.lab.experiments import optimizers
+from gomuon.lab.experiments.loss_windows import windows_for
+from gomuon.lab.experiments.plan import PAIRED, TRAJECTORY, Arm, Plan, Quick
+from gomuon.recipes.registry import METHODS
+
+RACE_STEPS = 600
+
+# What may be computed cheaply. Chance alone moves one task's mean over five seeds by more than
+# .5 %, so the tasks are judged together. What is free may become a default.
+FREE = (
+    "an arm is free if, over the pairs of all tasks together, its mean is at most .2 % above "
+    "exact's and its interval ends below +.5 %"
+)
+FAST_UPDATES = 400
+SAMPLED: dict[str, Any] = {"polar": "fast", "rows": 256}  # of 2,048 rows
+AVERAGED: dict[str, Any] = {**SAMPLED, "input_decay": 0.97}
+FAST_ARMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "exact": ("exact, K = 4", {"polar": "exact"}),
+    "fast-4": ("fast polar, K = 4", {"polar": "fast", "refresh_every": 4}),
+    "fast-8": ("fast polar, K = 8", {"polar": "fast", "refresh_every": 8}),
+    "fast-16": ("fast polar, K = 16", {"polar": "fast", "refresh_every": 16}),
+    # A change as small as rounding: what chance alone does to a trajectory.
+    "twin": ("exact, momentum + 1e-7", {"polar": "exact", "momentum": 0.8 + 1e-7}),
+    "rows-4": ("256 rows, K = 4", SAMPLED),
+    # Sides of 384 in three blocks, as a longer side would be by default.
+    "blocks-4": ("blocks of 128, K = 4", {"polar": "fast", "block_size": 128}),
+    "average-4": ("256 rows, A averaged, K = 4", AVERAGED),
+    "average-8": ("256 rows, A averaged, K = 8", {**AVERAGED, "refresh_every": 8}),
+    "average-16": ("256 rows, A averaged, K = 16", {**AVERAGED, "refresh_every": 16}),
+    "products": ("roots by products, K = 4", {"polar": "fast", "roots": "products"}),
+    "capped": ("condition at most 100, K = 4", {"polar": "fast", "max_condition": 100.0}),
+}
+
+
+def fast(task: str, corpus: str) -> Plan:
+    """Go-MUON as exact as it can be, against everything that makes it cheaper."""
+    return Plan(
+        experiment=f"fast-{task}",
+        title=f"{corpus}: exact Go-MUON against cheaper ones",
+        task=task,
+        arms=tuple(
+            Arm(name, title, "go-muon", 0.08, options=options)
+            for name, (title, options) in FAST_ARMS.items()
+        ),
+        seeds=(301, 302, 303, 304, 305),
+        steps=FAST_UPDATES,
+        windows=windows_for(FAST_UPDATES),
+        statistic=TRAJECTORY,
+        rule=f"all arms at rate .08, fixed in advance; {FREE}; {PAIRED}",
+        comparisons=tuple(("exact", name) for name in FAST_ARMS if name != "exact"),
+        quick=Quick(steps=60, seeds=1),
+    )
+
+
+FAST_TASKS = {
+    "ptb": "Penn Treebank",
+    "shakespeare": "Tiny Shakespeare",
+    "gpt": "A GPT with LayerNorm",
+}
+FAST = tuple(fast(task, corpus) for task, corpus in FAST_TASKS.items())
+
+# Who reaches tuned Muon's loss first, in seconds. Every method is in its cheapest form, at the rate
+# that its sweep picked and at half of it, because the best rate falls with the length of a run;
+# Muon's two are those that suit races.
+SPEED_RATES = {
+    "muon": (0.02, 0.01),
+    "go-muon": (0.08, 0.04),
+    "kfac-muon": (0.01, 0.005),
+    "mousse": (0.04, 0.02),
+}
+SPEED_CORPORA = {"ptb": "Penn Treebank", "shakespeare": "Tiny Shakespeare"}
+
+
+def speed(task: str, corpus: str) -> Plan:
+    """Go-MUON's fast preset against rivals with fast polar factors."""
+    cheapest = {"go-muon": dict(METHODS["GoMuon"].recipe.presets["fast"])}
+    arms = tuple(
+        Arm(
+            f"{name}-{rate:g}",
+            f"{optimizers.title(name)} {rate:g}",
+            name,
+            rate,
+            options=cheapest.get(name, {"polar": "fast"}),
+        )
+        for name, rates in SPEED_RATES.items()
+        for rate in rates
+    )
+    return Plan(
+        experiment=f"speed-{task}",
+        title=f"{corpus}: seconds to tuned Muon's loss",
+        task=task,
+        arms=arms,
+        seeds=(401, 402, 403, 404, 405),
+        steps=RACE_STEPS,
+        windows=windows_for(RACE_STEPS),
+        statistic=(
+            "updates until the mean loss of 50 updates is at most the final one of Muon on the "
+            "same seed, times the whole step; Muon at the rate with the lower mean final loss"
+        ),
+        rule="each method at the rate of its two that arrives first on average; means over seeds",
+        comparisons=tuple(
+            (f"{name}-{rates[0]:g}", "go-muon-0.08")
+            for name, rates in SPEED_RATES.items()
+            if name != "go-muon"
+        ),
+        timing=tuple(arm.name for arm in arms),
+        quick=Quick(steps=60, seeds=1),
+    )
+
+
+SPEED = tuple(speed(task, corpus) for task, corpus in SPEED_CORPORA.items())
