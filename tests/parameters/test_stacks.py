@@ -10,6 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gomuon import KFAC, SOAP, GoMuon, Mousse, Muon, Shampoo
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters import stacks
+from gomuon.parameters.stacks import Layer, stacked
+from tests.accelerator import host_as_accelerator
 from tests.models import language_loss, mlp, train, transformer
 
 METHODS = [GoMuon, Muon, KFAC, Shampoo, SOAP, Mousse]
@@ -117,16 +120,42 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("nonfinite", "reads"), [("allow", 0), ("raise", 1), ("skip", 1)])
-def test_a_reuse_step_reads_nothing_back(nonfinite: str, reads: int) -> None:
-    """With the kernels accelerators use; only the look for NaN, where it is asked for, waits."""
+@pytest.mark.parametrize("nonfinite", ["allow", "raise", "skip"])
+def test_a_reuse_step_reads_nothing_back(nonfinite: str) -> None:
+    """On the branch of an accelerator; gradients that are not finite are reported later."""
     model = transformer(dtype=torch.float32)
     optimizer = GoMuon(model, polar="fast", nonfinite=nonfinite)
-    train(model, optimizer, range(5))
-    language_loss(model, 5).backward()
-    with Reads() as mode:
-        optimizer.step()
-    assert mode.count == reads
+    with host_as_accelerator():
+        train(model, optimizer, range(5))
+        language_loss(model, 5).backward()
+        with Reads() as mode:
+            optimizer.step()
+    assert mode.count == 0
+
+
+def test_a_finite_direction_is_not_copied_on_the_host() -> None:
+    W = nn.Parameter(torch.zeros(3, 4))
+    (stack,) = stacked([Layer("W", W, {})])
+    D = torch.ones(1, 3, 4)
+    assert stack.usable(D, 0.0) is D
+    assert stack.unusable is None
+    D[0, 1, 2] = torch.nan
+    assert not stack.usable(D, 0.0).any()
+    assert [layer.name for layer in stack.unusable_layers()] == ["W"]
+
+
+def test_a_stack_of_several_layers_is_not_larger_than_it_may_be(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def sizes(*shapes: tuple[int, int]) -> list[int]:
+        made = [Layer("", nn.Parameter(torch.zeros(shape)), {}) for shape in shapes]
+        return [len(stack.layers) for stack in stacked(made)]
+
+    monkeypatch.setattr(stacks, "_AT_ONCE", 24)
+    assert sizes(*[(3, 4)] * 5) == [2, 2, 1]
+    assert sizes((5, 6), (5, 6), (3, 4)) == [1, 1, 1], "a larger layer is alone"
+    monkeypatch.setattr(stacks, "_AT_ONCE", 2**22)
+    assert sizes(*[(3, 4)] * 5) == [5]
 
 
 # ---- stagger ------------------------------------------------------------------------------------

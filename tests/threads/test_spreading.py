@@ -125,6 +125,39 @@ def test_concurrent_calls_give_what_calls_in_turn_give() -> None:
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("sizes", [(1, 1), (1, 1, 5), (4, 3)])
+def test_only_the_users_thread_computes_on_several_cores(sizes: tuple[int, ...]) -> None:
+    """A second thread on several cores would slow down every later operation of the process."""
+    seen: list[tuple[int, int]] = []
+
+    def note(part: Tensor) -> tuple[Tensor]:
+        seen.append((threading.get_ident(), torch.get_num_threads()))
+        return (part,)
+
+    calls = [partial(spread, note, torch.randn(size, 70, 70)) for size in sizes]
+    list(concurrently(calls))  # one after another, in this thread or shared out
+    with cores_for_workers():
+        list(concurrently(calls))
+    others = [threads for who, threads in seen if who != threading.get_ident()]
+    assert others
+    assert set(others) == {1}
+
+
+def test_few_matrices_stay_on_torchs_own_threads() -> None:
+    torch.set_num_threads(8)
+    seen: list[int] = []
+
+    def note(part: Tensor) -> tuple[Tensor]:
+        seen.append(torch.get_num_threads())
+        return (part,)
+
+    spread(note, torch.randn(4, 70, 70))
+    assert seen == [8], "four matrices on eight cores"
+    seen.clear()
+    spread(note, torch.randn(5, 70, 70))
+    assert seen == [1] * 5
+
+
 def test_calls_in_turn_wait_until_they_are_asked() -> None:
     called: list[int] = []
     results = concurrently([partial(called.append, 1), partial(called.append, 2)])

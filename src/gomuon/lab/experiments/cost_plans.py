@@ -32,6 +32,10 @@ FAST_ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "blocks-4": ("blocks of 128, K = 4", {"polar": "fast", "block_size": 128}),
     "average-4": ("256 rows, A averaged, K = 4", AVERAGED),
     "average-8": ("256 rows, A averaged, K = 8", {**AVERAGED, "refresh_every": 8}),
+    "blocks-8": (
+        "256 rows, A averaged, blocks of 128, K = 8",
+        {**AVERAGED, "refresh_every": 8, "block_size": 128},
+    ),
     "average-16": ("256 rows, A averaged, K = 16", {**AVERAGED, "refresh_every": 16}),
     "products": ("roots by products, K = 4", {"polar": "fast", "roots": "products"}),
     "capped": ("condition at most 100, K = 4", {"polar": "fast", "max_condition": 100.0}),
