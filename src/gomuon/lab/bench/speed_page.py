@@ -57,7 +57,8 @@ as the model, so at K = 1 it takes most of the step.
 What makes the step fast: equal shapes are stacked once and stay stacked; layers that read the same
 tensor share its factor and root; symmetric products compute one triangle; weights are updated with
 foreach operations and AdamW uses torch's fused kernel; matrices are decomposed in parallel, one
-thread per core. Models of up to four million parameters compute the rest of their step on one core:
+thread per core (never on several: a second thread on several cores would slow down every operation
+of the process). Models of up to four million parameters compute the rest of their step on one core:
 after a parallel operation OpenMP's threads keep spinning for milliseconds, on the cores that the
 decompositions need. The lower bounds show how far a step is from its polar factors, products and
 roots alone: a target below its lower bound cannot be met with the same operations."""

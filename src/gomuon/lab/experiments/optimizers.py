@@ -21,8 +21,9 @@ from gomuon.telemetry import Alignment
 ADAMW = "adamw"
 ADAMW_BETAS = (0.9, 0.95)
 ADAMW_RATE = 3e-3
-# The paper's polar factor, which completes the null space; all campaigns in results/ used it.
-POLAR = "svd"
+# The paper's arithmetic, whatever a method's defaults are; arms that differ from it say so. The
+# polar factor completes the null space, and all rows enter the statistics.
+ARITHMETIC: dict[str, Any] = {"polar": "svd", "rows": None}
 
 # Peak matrix rates of tasks for which the recipe's default is not suitable.
 RATES: dict[str, dict[str, float]] = {"grokking": {"muon": 0.16, ADAMW: 1e-2}}
@@ -151,7 +152,8 @@ def build(
                 model.parameters(), lr=lr, **{"betas": ADAMW_BETAS, "weight_decay": 0.0, **options}
             )
         kind = METHODS[entry.method]
-        named = {"polar": POLAR} if "polar" in entry.recipe.defaults else {}
+        known = entry.recipe.defaults
+        named = {key: value for key, value in ARITHMETIC.items() if key in known}
         settings = {**named, **entry.options, **options}
         if entry.per_head:
             settings["specs"] = head_specs(entry.per_head, model)
