@@ -16,23 +16,23 @@ PANEL = 32  # columns that are taken one by one, after products with all earlier
 def orthonormalised(X: Tensor) -> Tensor:
     """Q of X = QR for X [..., d, d], up to the signs of its columns: here R has none below zero.
 
-    Panels of columns are made orthogonal to all earlier columns, and then to each other, column by
-    column. Both are done twice, so Q is orthonormal to a few roundoffs, however ill-conditioned X
-    is. A column that depends on earlier ones up to rounding has no direction of its own, and a
-    fixed vector takes its place. So Q is orthonormal for a singular X as well, even for zero. If a
-    matrix holds NaN or infinity, its Q is not finite.
+    Blocked Gram–Schmidt. A panel of columns is made orthogonal to all earlier columns, and then its
+    own columns to each other, one by one. If little is left of a column, rounding errors along the
+    others are a part of it, so all of this is done twice. Then Q is orthonormal to a few roundoffs,
+    however ill-conditioned X is. A column that depends on earlier ones up to rounding has no
+    direction of its own, and a fixed vector takes its place. So Q is orthonormal for a singular X
+    as well, even for zero. If a matrix holds NaN or infinity, its Q is not finite.
     """
-    d = X.shape[-1]
-    X, spares = _unit_columns(X), _unit_columns(_spares(X)).expand_as(X)
+    d, shape = X.shape[-1], X.shape
+    X = _unit_columns(X.reshape(-1, d, d))
+    # A spare after each column.
+    columns = torch.stack([X, _unit_columns(_spares(X)).expand_as(X)], dim=-1).flatten(-2)
     Q = torch.empty_like(X, memory_format=torch.contiguous_format)
     for begin in range(0, d, PANEL):
-        end = min(begin + PANEL, d)
-        earlier, own = Q[..., :begin], [Y[..., begin:end] for Y in (X, spares)]
-        columns = torch.stack(own, dim=-1).flatten(-2)  # a spare after each column
-        columns = _one_by_one(_without(earlier, columns), spare=True)
-        # If little was left of a column, rounding errors along the others are a part of it now.
-        Q[..., begin:end] = _one_by_one(_without(earlier, columns), spare=False)
-    return Q
+        earlier, end = Q[..., :begin], min(begin + PANEL, d)
+        panel = _one_by_one(_without(earlier, columns[..., 2 * begin : 2 * end]), spares=True)
+        Q[..., begin:end] = _one_by_one(_without(earlier, panel))
+    return Q.view(shape)
 
 
 def gram_schmidt_products(d: int) -> list[tuple[int, int, int]]:
@@ -41,37 +41,39 @@ def gram_schmidt_products(d: int) -> list[tuple[int, int, int]]:
     for begin in range(0, d, PANEL):
         width = min(PANEL, d - begin)
         for each in (2, 1):  # with and without spares
-            shapes += [(begin, d, each * width), (d, begin, each * width)] if begin else []
-            for left in range(each * (width - 1), 0, -each):
-                shapes += [(1, d, left), (d, 1, left)]
+            shapes += _without_products(d, begin, each * width)
+            for found in range(width):
+                shapes += 2 * _without_products(d, found, each)
     return shapes
 
 
-def _one_by_one(columns: Tensor, *, spare: bool) -> Tensor:
-    """Each column [..., d, 1] is normalised and taken out of those after it.
+def _one_by_one(columns: Tensor, *, spares: bool = False) -> Tensor:
+    """Each column of [b, d, k] is made orthogonal to those before it, twice, and normalised.
 
-    With `spare`, every other column is only used if the one before it vanishes.
+    With `spares` every other column is one. It is used if the column before it vanishes.
     """
-    limits = torch.finfo(columns.dtype)
-    # Rounding errors are as large as what is left of a unit vector that depends on the others.
-    vanished = 2 * math.sqrt(columns.shape[-2]) * limits.eps
-    each = 2 if spare else 1
-    found: list[Tensor] = []
-    while True:
-        first, columns = columns[..., :each], columns[..., each:]
-        length = torch.linalg.vector_norm(first, dim=-2, keepdim=True)
-        q = first / length.clamp_min(limits.tiny)
-        if spare:  # a length of NaN is not replaced
+    limits, each = torch.finfo(columns.dtype), 2 if spares else 1
+    # What is left of a unit vector that depends on the others is as large as rounding errors.
+    vanished = 8 * math.sqrt(columns.shape[-2]) * limits.eps
+    Q = columns.new_empty(*columns.shape[:-1], columns.shape[-1] // each)
+    for index, own in enumerate(columns.split(each, dim=-1)):
+        found = Q[..., :index]
+        own = _without(found, _without(found, own))
+        length = torch.linalg.vector_norm(own, dim=-2, keepdim=True)
+        q = own / length.clamp_min(limits.tiny)
+        if spares:  # a length of NaN is no small one, and its column stays
             q = torch.where(length[..., :1] <= vanished, q[..., 1:], q[..., :1])
-        found.append(q)
-        if not columns.shape[-1]:
-            return torch.cat(found, dim=-1)
-        columns = _without(q, columns)
+        Q[..., index : index + 1] = q
+    return Q
 
 
 def _without(Q: Tensor, X: Tensor) -> Tensor:
     """X − QQᵀX."""
-    return X - Q @ (Q.mT @ X) if Q.shape[-1] else X
+    return X.baddbmm(Q, Q.mT.bmm(X), alpha=-1) if Q.shape[-1] else X
+
+
+def _without_products(d: int, found: int, columns: int) -> list[tuple[int, int, int]]:
+    return [(found, d, columns), (d, found, columns)] if found else []
 
 
 def _unit_columns(X: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -204,7 +205,9 @@ def test_every_operation_and_every_byte_is_predicted(
         else:
             expected = every_unit(units, layers_work, work.step)
             expected += every_unit(units, layers_work, work.observe) if observes else []
-            expected += every_unit(units, renewal_work, work) if recipe.clock.renews(group) else []
+            if recipe.clock.renews(group):
+                renew = partial(renewal_work, first=step == 0)
+                expected += every_unit(units, renew, work)
         assert counted(optimizer.step) == predicted(expected)
 
     size = working_dtype(next(model.parameters())).itemsize
