@@ -144,11 +144,11 @@ class Root:
     Attributes:
         decomposed: of a batch, by decomposition.
         multiplied: the same by products, and which results can be trusted; see `product_root`. It
-            is given the batch's `start` as well, if there is one.
+            is given the batch's `start` as well, if there is one. None if there is no such form.
     """
 
     decomposed: Callable[[Tensor], Tensor]
-    multiplied: Callable[..., tuple[Tensor, Tensor]]
+    multiplied: Callable[..., tuple[Tensor, Tensor]] | None = None
 
     @classmethod
     def of(cls, power: float, max_condition: float | None = None) -> "Root":
@@ -191,6 +191,7 @@ class RootBatch:
 
     def multiply(self) -> None:
         """Take the roots by products. Nothing waits for them."""
+        assert self.root.multiplied is not None
         S = self._stacked(self.factors)
         if is_diagonal(S):  # there is nothing to multiply
             roots = self.root.decomposed(S)
@@ -243,7 +244,11 @@ def _outcomes(finite: Tensor, fine: Tensor) -> Tensor:
 
 def start_roots(batches: Sequence[RootBatch], method: RootMethod) -> None:
     """Start what is to be taken by products. Nothing waits for the device."""
-    multiplied = [batch for batch in batches if takes_products(method, batch.first.device)]
+    multiplied = [
+        batch
+        for batch in batches
+        if batch.root.multiplied is not None and takes_products(method, batch.first.device)
+    ]
     if multiplied:
         with full_float32():
             for batch in multiplied:

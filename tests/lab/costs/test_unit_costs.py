@@ -27,6 +27,7 @@ from gomuon.lab.costs.unit_costs import (
     renewal_work,
     state_elements,
 )
+from gomuon.methods import kfac, soap
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.routing import Routes
 from gomuon.parameters.stacks import Stack
@@ -71,6 +72,13 @@ def _convolutions() -> nn.Module:
 def with_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """The costs are those of hardware that multiplies bfloat16; every processor can."""
     monkeypatch.setattr(polar_express, "multiplies_bfloat16", lambda device: True)
+
+
+@pytest.fixture(autouse=True)
+def few_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first bases come from many equal steps, which take long to record."""
+    for method in (kfac, soap):
+        monkeypatch.setattr(method, "FIRST_STEPS", 3)
 
 
 HEADS = {"*.attention.[qkv].weight": LayerSpec(heads=2), "*.o.weight": LayerSpec(input_heads=2)}
