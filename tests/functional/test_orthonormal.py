@@ -1,4 +1,4 @@
-"""Gram–Schmidt and orthogonal iteration by products: orthonormal for every matrix, without a wait."""
+"""Gram–Schmidt and orthogonal iteration: orthonormal for every matrix, without a wait."""
 
 from collections.abc import Callable, Iterator
 

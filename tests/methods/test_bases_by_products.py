@@ -78,18 +78,18 @@ def test_kfacs_direction_is_near_from_the_first_refresh_on(decay: float) -> None
     every_step = measured(decay, every=1)
     assert every_step[0][0] < 0.06
     assert every_step[0][1] > 0.998
-    assert max(far for far, _ in every_step) < 0.2
-    assert min(cosine for _, cosine in every_step) > 0.985
+    assert max(far for far, _ in every_step) < 0.15
+    assert min(cosine for _, cosine in every_step) > 0.992
     # Eigenvalues of the first factors are nearly equal. Later they are apart, and separated sooner.
-    assert max(far for far, _ in every_step[-5:]) < 0.08
-    assert min(cosine for _, cosine in every_step[-5:]) > 0.996
+    assert max(far for far, _ in every_step[-5:]) < 0.05
+    assert min(cosine for _, cosine in every_step[-5:]) > 0.999
 
 
 @pytest.mark.parametrize("decay", [0.5, 1.0, 2.0])
 def test_and_with_ten_steps_between_refreshes(decay: float) -> None:
     seldom = measured(decay, every=10)
-    assert max(far for far, _ in seldom) < 0.4
-    assert min(cosine for _, cosine in seldom) > 0.96
+    assert max(far for far, _ in seldom) < 0.3
+    assert min(cosine for _, cosine in seldom) > 0.975
 
 
 def test_equal_eigenvalues_may_mix_and_change_nothing() -> None:
@@ -115,13 +115,13 @@ def trained(name: str, steps: int, **settings: Any) -> tuple[Tensor, Tensor, flo
 def test_kfacs_first_steps_are_near_those_by_decomposition() -> None:
     before, exact, _ = trained("KFAC", 3, roots="eigh")
     _, found, _ = trained("KFAC", 3, roots="products")
-    assert 0 < float((found - exact).norm()) < 0.03 * float((exact - before).norm())
+    assert 0 < float((found - exact).norm()) < 0.02 * float((exact - before).norm())
 
 
 @pytest.mark.parametrize("name", BOTH)
 def test_the_loss_is_that_by_decomposition(name: str) -> None:
     losses = [trained(name, 60, roots=roots)[2] for roots in ("eigh", "products")]
-    assert losses[1] == pytest.approx(losses[0], rel=3e-4)
+    assert losses[1] == pytest.approx(losses[0], rel=2e-4)
 
 
 # ---- how it is done ------------------------------------------------------------------------------
@@ -152,8 +152,9 @@ def test_the_first_basis_takes_many_steps_and_later_ones_start_from_the_last() -
     assert {steps for steps, _ in calls} == {LATER_STEPS}
     starts = [basis for _, start in calls if start is not None for basis in start]
     assert len(starts) == len(bases)
-    assert all(any(torch.equal(start, basis[0]) for basis in bases if basis.shape[1:] == start.shape)
-               for start in starts)  # fmt: skip
+    for start in starts:
+        alike = [basis[0] for basis in bases if basis[0].shape == start.shape]
+        assert any(torch.equal(start, basis) for basis in alike)
 
 
 def step(model: nn.Module, optimizer: MatrixOptimizer, rows: int = 12) -> None:
@@ -250,7 +251,7 @@ def test_soaps_first_basis_is_nearly_that_of_the_gram() -> None:
             L, Q = state[f"{side}_factor"].double(), state[f"{side}_basis"].double()
             rotated = Q.mT @ L @ Q
             values = rotated.diagonal(dim1=-2, dim2=-1)
-            assert float((rotated - torch.diag_embed(values)).norm()) < 0.01 * float(L.norm())
+            assert float((rotated - torch.diag_embed(values)).norm()) < 1e-3 * float(L.norm())
             assert bool((values.diff() <= 1e-6 * values[..., :1]).all())  # largest first
             exact = torch.linalg.eigvalsh(L).flip(-1)
-            assert float((values - exact).norm()) < 1e-3 * float(exact.norm())
+            assert float((values - exact).norm()) < 1e-4 * float(exact.norm())

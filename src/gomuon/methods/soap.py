@@ -192,8 +192,10 @@ RECIPE = Recipe(
 class SOAP(MatrixOptimizer):
     """SOAP: Adam in the slowly rotating eigenbasis of Shampoo's Grams.
 
-    The first step only observes. Sides larger than `max_side` keep the identity. It needs bases,
-    not roots, so it uses an eigendecomposition and QR on every device.
+    The first step only observes. Sides larger than `max_side` keep the identity. `roots` says how
+    bases are found. "eigh" is an eigendecomposition at first and QR later, as published. "products"
+    needs no decomposition: the first basis is an estimate by 20 steps of orthogonal iteration, and
+    QR is Gram–Schmidt. "auto" is "products" on accelerators and "eigh" on the CPU.
     """
 
     recipe = RECIPE

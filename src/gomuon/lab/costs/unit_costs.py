@@ -22,7 +22,7 @@ def layers_work(unit: Layers, part: LayerWork) -> Work:
 
 
 def renewal_work(unit: Layers, work: StepWork, *, first: bool = False) -> Work:
-    """What renews the maps, or makes the `first` ones; once for a right factor that layers share."""
+    """What renews maps, or makes the `first` ones; once for a right factor that layers share."""
     made = layers_work(unit, work.renew)
     if (captured := work.captured) is not None:
         each = (captured.first_map_work if first else None) or captured.map_work
