@@ -192,11 +192,12 @@ class KFAC(MatrixOptimizer):
     """K-FAC, the natural gradient in Kronecker factors, with a KL budget over all layers.
 
     Biases of linear layers join their weights as a column; inputs then end with a one. A side
-    without a factor (`max_side`) has eigenvalues of one. `roots` says how eigenvectors are found:
-    "eigh" decomposes; "products" estimates them by orthogonal iteration, 20 steps from the identity
-    at a layer's first refresh and 2 steps from the last basis at later ones; "auto" is "products"
-    on accelerators and "eigh" on the CPU. With any basis and positive values the step's map is
-    positive definite. Eigenvectors of nearly equal eigenvalues may be mixed without much effect.
+    without a factor (`max_side`) has eigenvalues of one. `roots` says how eigenvectors are found.
+    "eigh" decomposes. "products" estimates them by orthogonal iteration, 20 steps from the identity
+    at a layer's first refresh and 2 steps from the last basis at later ones. "auto" is "products"
+    on accelerators and "eigh" on the CPU. With any orthonormal basis and positive values the step's
+    map is positive definite, and eigenvectors of nearly equal eigenvalues hardly change it if they
+    are mixed.
     """
 
     recipe = RECIPE
