@@ -34,6 +34,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gomuon.capture import hooks
 from gomuon.lab.costs.recorder import OperationRecorder, RecordedOperation
 from gomuon.lab.machine import on_threads
+from gomuon.methods import kfac, soap
 from gomuon.recipes.registry import METHODS
 from tests.models import tokens, transformer
 
@@ -99,6 +100,9 @@ class TextAndImages(nn.Module):
         return F.cross_entropy(logits, window[:, 1:].flatten()) + scores.square().mean()
 
 
+# The first bases come from many equal steps. To record a few of them is enough.
+@mock.patch.object(kfac, "FIRST_STEPS", 2)
+@mock.patch.object(soap, "FIRST_STEPS", 2)
 def recorded_steps(name: str, device: str) -> RecordedSteps:
     """The last steps of a method, with their forward and backward passes."""
     kind, model = METHODS[name], _model_on(device)

@@ -1,7 +1,6 @@
 """On an accelerator no step computes in float64 or calls LAPACK, and only a refresh may wait, once.
 
-Steps are recorded in two ways, see `tests.accelerator`. What is not so yet is listed in `STILL`,
-with its numbers. They may only become smaller.
+Steps are recorded in two ways, see `tests.accelerator`.
 """
 
 import json
@@ -14,24 +13,23 @@ from typing import Any
 import pytest
 
 from gomuon.recipes.registry import METHODS
+from gomuon.recipes.stations import EVERY_STEP
 from tests.accelerator import HOST, Unwanted, host_as_accelerator, recorded_steps
 
 ROOT = Path(__file__).parents[1]
-# The goal, for a refresh step and a reuse step.
+# What a refresh step and a reuse step may do.
 REFRESH, REUSE = Unwanted(waits=1), Unwanted()
-# By method: float64 operations, decompositions and waits of a refresh step and of a reuse step.
-STILL = {
-    # Its step needs eigenvectors, not roots; SOAP's needs a QR decomposition.
-    "KFAC": (Unwanted(0, 10, 41), Unwanted()),
-    "SOAP": (Unwanted(0, 12, 0), Unwanted()),
-    # These make new maps in every step.
-    "FISMO": (Unwanted(0, 0, 1), Unwanted(0, 0, 1)),
-    "MuonQK": (Unwanted(0, 0, 1), Unwanted(0, 0, 1)),
-    # A matrix that violates the constraint is bisected, and only the device knows which one does.
-    "Halfspace": (Unwanted(0, 0, 7), Unwanted(0, 0, 7)),
-}
-# Methods whose fake steps end where the size of a tensor is read from the device.
-SIZE_IS_READ = {"Halfspace"}
+
+
+def makes_new_maps_in_every_step(name: str) -> bool:
+    """Whether a method takes roots and has no clock: then every step of it is a refresh."""
+    recipe = METHODS[name].recipe
+    return "roots" in recipe.settings and recipe.clock == EVERY_STEP
+
+
+def allowed(name: str) -> tuple[Unwanted, Unwanted]:
+    """What a method's refresh step and the step after it may do."""
+    return REFRESH, REFRESH if makes_new_maps_in_every_step(name) else REUSE
 
 
 def excess(name: str, refresh: Unwanted, reuse: Unwanted, places: dict[str, int]) -> str:
@@ -39,7 +37,7 @@ def excess(name: str, refresh: Unwanted, reuse: Unwanted, places: dict[str, int]
     said = [
         f"a {step} step of {name}: {found}, allowed {most}"
         for step, found, most in zip(
-            ("refresh", "reuse"), (refresh, reuse), STILL.get(name, (REFRESH, REUSE)), strict=True
+            ("refresh", "reuse"), (refresh, reuse), allowed(name), strict=True
         )
         if not found <= most
     ]
@@ -73,22 +71,13 @@ def test_on_a_fake_device() -> None:
         pytest.skip("this torch can fake tensors of no device but the CPU")
     methods: dict[str, dict[str, Any]] = found["methods"]
     assert list(methods) == list(METHODS)
-    assert {name for name, steps in methods.items() if "failed" in steps} == SIZE_IS_READ
-    too_much, reached = [], []
-    for name, steps in methods.items():
-        if name not in SIZE_IS_READ:
-            refresh, reuse = Unwanted(**steps["refresh"]), Unwanted(**steps["reuse"])
-            too_much.append(excess(name, refresh, reuse, steps["places"]))
-            reached += [name] if refresh <= REFRESH and reuse <= REUSE else []
+    # A step fails here if the size of one of its tensors is read from the device.
+    assert not {name: steps["failed"] for name, steps in methods.items() if "failed" in steps}
+    too_much = [
+        excess(name, Unwanted(**steps["refresh"]), Unwanted(**steps["reuse"]), steps["places"])
+        for name, steps in methods.items()
+    ]
     assert not any(too_much), "\n".join(filter(None, too_much))
-    excused = [name for name in reached if name in STILL and reaches_the_goal_on_the_host(name)]
-    assert not excused, f"{excused} have reached the goal: delete them from STILL"
-
-
-def reaches_the_goal_on_the_host(name: str) -> bool:
-    with host_as_accelerator():
-        steps = recorded_steps(name, HOST)
-    return steps.refresh <= REFRESH and steps.reuse <= REUSE
 
 
 def test_the_branch_is_really_taken() -> None:
@@ -97,5 +86,5 @@ def test_the_branch_is_really_taken() -> None:
     assert any(answer.called for answer in answers)
 
 
-def test_only_methods_that_exist_are_excused() -> None:
-    assert {*STILL, *SIZE_IS_READ} <= set(METHODS)
+def test_two_methods_make_new_maps_in_every_step() -> None:
+    assert {name for name in METHODS if makes_new_maps_in_every_step(name)} == {"FISMO", "MuonQK"}

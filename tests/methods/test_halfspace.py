@@ -8,20 +8,24 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from gomuon.functional import inside_only_direction, inverse_root, polar
+from gomuon.functional import inside_only_direction, inverse_root, linalg, polar
+from gomuon.lab.costs.recorder import OperationRecorder
 from gomuon.methods.halfspace import halfspace_direction
 from tests.functional.matrices import (
     Problem,
+    distance,
     factors,
     inner,
     matrices,
     normal,
     nuclear,
     operator,
+    orthogonal,
     problems,
     random_source,
     repeatable,
     roundoff,
+    spectrum,
 )
 
 # The paper's counterexample (Section 2.2), where ⟨M, polar(Z)⟩ = −17/√949.
@@ -148,6 +152,71 @@ def test_the_half_space_search_ends(method: Any, dtype: torch.dtype) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e15])
 def test_the_half_space_search_begins_at_any_scale(scale: float) -> None:
+    X = torch.tensor([[-1.0, -4.0], [-2.0, -6.0]])
+    root = torch.diag(torch.tensor([3.0, 1 / 3]))
+    U = halfspace_direction(scale * X, root, root, tau=0.5)
+    torch.testing.assert_close(U, halfspace_direction(X, root, root, tau=0.5), rtol=0, atol=1e-3)
+
+
+# ---- the form of accelerators, which are never asked ---------------------------------------------
+
+
+def drawn(dtype: torch.dtype, ratio: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Sources [24, 8, 12] and maps B^(−1/2), A^(−1/2) of factors with this condition number."""
+    source = random_source(3)
+
+    def power(d: int, largest: float, exponent: float) -> Tensor:
+        made = [(orthogonal(d, source), spectrum(d, largest, source)) for _ in range(24)]
+        return torch.stack([(V * values**exponent) @ V.mT for V, values in made])
+
+    X = torch.stack([normal(8, 12, source) for _ in range(24)]) @ power(12, 100.0, 0.5)
+    return X.to(dtype), power(8, ratio, -0.5).to(dtype), power(12, ratio, -0.5).to(dtype)
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.5, 0.9, 0.99])
+@pytest.mark.parametrize("ratio", [1e2, 1e4])
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-5), (torch.float64, 1e-6)])
+def test_accelerators_get_the_same_direction(
+    tau: float, ratio: float, dtype: torch.dtype, bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    X, left, right = drawn(dtype, ratio)
+    exact = halfspace_direction(X, left, right, tau=tau, polar_method="exact")
+    monkeypatch.setattr(linalg, "decomposes_well", lambda device: False)
+    with OperationRecorder() as record:
+        found = halfspace_direction(X, left, right, tau=tau, polar_method="exact")
+    assert not [x for x in record.operations if x.waits]
+    assert float((found - exact).norm(dim=(-2, -1)).max()) < bound * 8**0.5
+    kept = (X * found).sum((-2, -1)) / torch.linalg.matrix_norm(X, ord="nuc")
+    assert float(kept.min()) >= tau - 1e-6
+    assert float(torch.linalg.matrix_norm(found, ord=2).max()) <= 1 + 1e-6
+
+
+def test_some_of_these_violate_the_constraint_and_some_do_not() -> None:
+    X, left, right = drawn(torch.float64, 1e2)
+    kept = (X * polar(left @ X @ right)).sum((-2, -1)) / torch.linalg.matrix_norm(X, ord="nuc")
+    assert float(kept.min()) < 0.9 < float(kept.max())
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.25, 0.5, 0.9])
+def test_accelerators_bring_the_counterexample_back_as_well(
+    tau: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exact = halfspace_direction(M, ROOT, ROOT, tau=tau)
+    monkeypatch.setattr(linalg, "decomposes_well", lambda device: False)
+    # The polar jumps over the constraint, so the direction is as near as the angle.
+    for bisections, bound in ((0, 2.0), (None, 5e-5), (30, 1e-8)):
+        U = halfspace_direction(M, ROOT, ROOT, tau=tau, bisections=bisections)
+        assert inner(M, U) >= tau * nuclear(M) - roundoff(nuclear(M))
+        assert operator(U) <= 1 + roundoff()
+        assert distance(U, exact) < bound
+    assert not halfspace_direction(torch.zeros_like(M), ROOT, ROOT, tau=tau).any()
+
+
+@pytest.mark.parametrize("scale", [1e-38, 1e-30, 1e15])
+def test_on_accelerators_the_scale_does_not_matter_either(
+    scale: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(linalg, "decomposes_well", lambda device: False)
     X = torch.tensor([[-1.0, -4.0], [-2.0, -6.0]])
     root = torch.diag(torch.tensor([3.0, 1 / 3]))
     U = halfspace_direction(scale * X, root, root, tau=0.5)

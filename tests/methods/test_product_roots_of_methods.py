@@ -17,6 +17,8 @@ from tests.methods.table import assert_equal, saved
 from tests.models import train, transformer
 
 WITH_ROOTS = [name for name, kind in METHODS.items() if "roots" in kind.recipe.settings]
+# These need eigenvectors, which products estimate: see test_bases_by_products.py.
+ESTIMATED = {"KFAC", "SOAP"}
 # Where rounding decides the smallest eigenvalues, damping that is above it.
 DAMPED: dict[str, dict[str, Any]] = {"Mousse": {"epsilon": 1e-3}, "Shampoo": {"ridge": 1e-3}}
 
@@ -37,7 +39,7 @@ def trained(name: str, dtype: torch.dtype, steps: int, **settings: Any) -> tuple
     return before, weights()
 
 
-@pytest.mark.parametrize("name", WITH_ROOTS)
+@pytest.mark.parametrize("name", [name for name in WITH_ROOTS if name not in ESTIMATED])
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 2e-4), (torch.float64, 1e-8)])
 def test_the_steps_are_those_by_decomposition(name: str, dtype: torch.dtype, bound: float) -> None:
     # Shampoo's ridge is a share of λ_max, which products know to a few per cent.

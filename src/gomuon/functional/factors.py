@@ -143,12 +143,12 @@ class Root:
 
     Attributes:
         decomposed: of a batch, by decomposition.
-        multiplied: the same by products, and which results can be trusted; see `product_root`. None
-            if there is no such form.
+        multiplied: the same by products, and which results can be trusted; see `product_root`. It
+            is given the batch's `start` as well, if there is one. None if there is no such form.
     """
 
     decomposed: Callable[[Tensor], Tensor]
-    multiplied: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None
+    multiplied: Callable[..., tuple[Tensor, Tensor]] | None = None
 
     @classmethod
     def of(cls, power: float, max_condition: float | None = None) -> "Root":
@@ -169,7 +169,8 @@ class RootBatch:
         root: what is wanted.
         store: called with this batch when all its roots are found; returns what got no root.
         prepared: what is done to all factors first, for example damping.
-        products: roots by products like `factors`, and what became of each, [b].
+        start: what products start from, one for each factor, if they need it.
+        products: roots by products, one for each factor, and what became of each, [b].
         outcomes: the same, read.
         decomposed: roots by decomposition, one for each factor, None where it failed.
     """
@@ -178,6 +179,7 @@ class RootBatch:
     root: Root
     store: Callable[["RootBatch"], list[Any]]
     prepared: Callable[[Tensor], Tensor] = lambda S: S
+    start: Sequence[Tensor] | None = None
     products: tuple[Tensor, Tensor] | None = field(default=None, init=False)
     outcomes: Sequence[int] = field(default=(), init=False)
     decomposed: Sequence[Tensor | None] = field(default=(), init=False)
@@ -195,14 +197,15 @@ class RootBatch:
             roots = self.root.decomposed(S)
             self.products = roots, _outcomes(finite_factors(S), finite_factors(roots))
             return
-        flat = S.flatten(0, -3)
+        given = [S] if self.start is None else [S, torch.stack(list(self.start))]
+        at_once = max(1, _AT_ONCE // S.shape[-1] ** 2)
         pieces = [
-            over_batch(self.root.multiplied, piece, multiplies=True)
-            for piece in flat.split(max(1, _AT_ONCE // S.shape[-1] ** 2))
+            over_batch(self.root.multiplied, *piece, multiplies=True)
+            for piece in zip(*(X.flatten(0, -3).split(at_once) for X in given), strict=True)
         ]
         roots, fine = (torch.cat(parts) for parts in zip(*pieces, strict=True))
         fine = fine.view(len(S), -1).all(1)
-        self.products = roots.view_as(S), _outcomes(finite_factors(S), fine)
+        self.products = roots.unflatten(0, S.shape[:-2]), _outcomes(finite_factors(S), fine)
 
     def roots_or(self, instead: Tensor) -> Tensor:
         """Roots by products, `instead` for those that cannot be trusted. Does not wait."""

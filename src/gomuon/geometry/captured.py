@@ -267,15 +267,20 @@ def map_batches(
     root: Root,
     store: StoreResult | None = None,
     prepared: Callable[[Tensor], Tensor] = lambda S: S,
+    start: str | None = None,
 ) -> list[RootBatch]:
-    """A root of every factor of a side, once for layers that share it: their `{side}_map`."""
+    """A root of every factor of a side, once for layers that share it: their `{side}_map`.
+
+    `start` names the entry of the state from which products start.
+    """
     known = [layer for layer in layers if f"{side}_factor" in layer.state]
     shared = group_by_key(known, lambda layer: id(layer.state[f"{side}_factor"]))
     batches = []
     for same_form in group_by_key(shared, lambda same: _likeness(same[0].state[f"{side}_factor"])):
         factors = [same[0].state[f"{side}_factor"] for same in same_form]
         stored = store_shared(same_form, store or as_map(f"{side}_map"))
-        batches.append(RootBatch(factors, root, stored, prepared))
+        starts = None if start is None else [same[0].state[start] for same in same_form]
+        batches.append(RootBatch(factors, root, stored, prepared, starts))
     return batches
 
 

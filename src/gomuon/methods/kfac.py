@@ -10,8 +10,9 @@ from torch import Tensor
 from gomuon.functional import linalg
 from gomuon.functional.block_diagonal import padded
 from gomuon.functional.factors import Root, RootBatch
-from gomuon.functional.linalg import decompose, is_diagonal
+from gomuon.functional.linalg import decompose, finite_factors, is_diagonal
 from gomuon.functional.oracle import preconditioned
+from gomuon.functional.orthonormal import FIRST_STEPS, LATER_STEPS, eigenbasis
 from gomuon.geometry.captured import CapturedMoments, map_batches
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.side_forms import LEFT, RIGHT
@@ -21,6 +22,7 @@ from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     CAPTURE,
     MOMENTUM,
+    ROOTS,
     Clock,
     Group,
     Pending,
@@ -31,11 +33,11 @@ from gomuon.recipes.stations import (
 )
 from gomuon.recipes.work import (
     CapturedFactors,
-    Decomposition,
     Factors,
     Matrices,
     StepWork,
     Work,
+    eigenbasis_work,
     maps_work,
 )
 from gomuon.settings import (
@@ -52,15 +54,8 @@ from gomuon.settings import (
 def eigen_maps(layers: Sequence[Layer], group: Group) -> list[RootBatch]:
     """Eigenvectors and eigenvalues of both factors; a diagonal has its eigenvalues only.
 
-    There is no form by products.
+    By products, a factor's first basis comes from the identity, and later ones from the last.
     """
-
-    # Packed as one tensor [values; vectors], because a factor has one result.
-    def packed(S: Tensor) -> Tensor:
-        if is_diagonal(S):
-            return S
-        values, vectors = decompose(torch.linalg.eigh, S)
-        return torch.cat([values.unsqueeze(-2), vectors], dim=-2)
 
     def store(side: str, layer: Layer, eigen: Tensor | None) -> bool:
         if eigen is None:
@@ -72,11 +67,36 @@ def eigen_maps(layers: Sequence[Layer], group: Group) -> list[RootBatch]:
         values, basis = eigen[..., 0, :].clamp_min(0), eigen[..., 1:, :].clone()
         return layer.set_map(f"{side}_values", values) and layer.set_map(f"{side}_basis", basis)
 
-    return [
-        batch
-        for side in ("left", "right")
-        for batch in map_batches(layers, side, Root(packed), partial(store, side))
-    ]
+    batches: list[RootBatch] = []
+    for side in ("left", "right"):
+        new = [layer for layer in layers if f"{side}_basis" not in layer.state]
+        old = [layer for layer in layers if f"{side}_basis" in layer.state]
+        stored = partial(store, side)
+        batches += map_batches(new, side, EIGEN, stored)
+        batches += map_batches(old, side, EIGEN, stored, start=f"{side}_basis")
+    return batches
+
+
+# Values and vectors are packed as one tensor [values; vectors], because a factor has one result.
+
+
+def decomposed(S: Tensor) -> Tensor:
+    if is_diagonal(S):
+        return S
+    return _packed(*decompose(torch.linalg.eigh, S))
+
+
+def iterated(S: Tensor, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """By orthogonal iteration, and which results are finite: it cannot fail otherwise."""
+    found = _packed(*eigenbasis(S, FIRST_STEPS if start is None else LATER_STEPS, start))
+    return found, finite_factors(found)
+
+
+def _packed(values: Tensor, vectors: Tensor) -> Tensor:
+    return torch.cat([values.unsqueeze(-2), vectors], dim=-2)
+
+
+EIGEN = Root(decomposed, iterated)
 
 
 def natural_gradient(X: Tensor, stack: Stack, group: Group) -> Tensor:
@@ -126,7 +146,11 @@ def _step_work(x: Matrices, group: Group) -> Work:
 
 
 def _eigen_work(x: Factors, group: Group) -> Work:
-    return [Decomposition(x.count, "eigh", x.d, x.d)]
+    return eigenbasis_work(x.count, x.d, group, LATER_STEPS)
+
+
+def _first_eigen_work(x: Factors, group: Group) -> Work:
+    return eigenbasis_work(x.count, x.d, group, FIRST_STEPS)
 
 
 RECIPE = Recipe(
@@ -146,13 +170,19 @@ RECIPE = Recipe(
         "statistics_every": Setting(1, INTERVAL),
         "refresh_every": Setting(1, INTERVAL),
         **CAPTURE,
+        **ROOTS,
     },
     formula="D = V_B[(V_Bᵀ G V_A)/(λ_B λ_Aᵀ + damping)]V_Aᵀ, clipped to a KL budget, then momentum",
     origin="Martens & Grosse 2015; numbers of gpauloski/kfac-pytorch",
     joins_bias=True,
     work=StepWork(
         _step_work,
-        captured=CapturedFactors(_eigen_work, one_for="layer", map_elements=lambda d: d * d + d),
+        captured=CapturedFactors(
+            _eigen_work,
+            _first_eigen_work,
+            one_for="layer",
+            map_elements=lambda d: d * d + d,
+        ),
     ),
 )
 
@@ -162,8 +192,12 @@ class KFAC(MatrixOptimizer):
     """K-FAC, the natural gradient in Kronecker factors, with a KL budget over all layers.
 
     Biases of linear layers join their weights as a column; inputs then end with a one. A side
-    without a factor (`max_side`) has eigenvalues of one. It needs eigenvectors, not roots, so it
-    decomposes its factors on every device.
+    without a factor (`max_side`) has eigenvalues of one. `roots` says how eigenvectors are found.
+    "eigh" decomposes. "products" estimates them by orthogonal iteration, 20 steps from the identity
+    at a layer's first refresh and 2 steps from the last basis at later ones. "auto" is "products"
+    on accelerators and "eigh" on the CPU. With any orthonormal basis and positive values the step's
+    map is positive definite, and eigenvectors of nearly equal eigenvalues hardly change it if they
+    are mixed.
     """
 
     recipe = RECIPE

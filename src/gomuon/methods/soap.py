@@ -2,20 +2,23 @@
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from gomuon.functional.linalg import decompose, over_batch
+from gomuon.functional.factors import takes_products
+from gomuon.functional.linalg import decompose, full_float32, over_batch
 from gomuon.functional.oracle import preconditioned
+from gomuon.functional.orthonormal import FIRST_STEPS, eigenbasis, orthonormalised
 from gomuon.geometry.base import Geometry
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Layer, Stack
 from gomuon.parameters.state import Entries, both_sides
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
-from gomuon.recipes.stations import Clock, Group, rate
+from gomuon.recipes.stations import ROOTS, Clock, Group, rate
 from gomuon.recipes.work import (
     Decomposition,
     Kept,
@@ -23,8 +26,10 @@ from gomuon.recipes.work import (
     Product,
     StepWork,
     Work,
+    eigenbasis_work,
     maps_work,
     momentum_and_square,
+    orthonormal_work,
 )
 from gomuon.settings import BETAS, DECAY, INTERVAL, NOT_NEGATIVE, WHOLE, Setting
 
@@ -32,7 +37,10 @@ from gomuon.settings import BETAS, DECAY, INTERVAL, NOT_NEGATIVE, WHOLE, Setting
 class RotatingBasis(Geometry):
     """Q_L, Q_R: eigenvectors at first, then one power step and QR every `refresh_every` steps.
 
-    All of this happens after the update, with the gradient of the update.
+    All of this happens after the update, with the gradient of the update. By products, eigenvectors
+    are estimated by orthogonal iteration (`eigenbasis`), and QR is Gram–Schmidt
+    (`orthonormalised`). Its columns may have other signs, which changes no step: the momentum is
+    kept in the original coordinates, and the second moment holds squares.
     """
 
     description = "gradient Gram moments and their eigenbasis"
@@ -53,19 +61,31 @@ def _update_basis(stack: Stack, side: str, gram: Tensor, group: Group, *, rotate
     factor = stack.factor(f"{side}_factor", start=torch.zeros_like(gram))
     stack.remember(factor, factor.lerp(gram, 1 - group["factor_decay"]))
     basis = stack.map(f"{side}_basis")
+    products = takes_products(group["roots"], factor.device)
     if basis is None:
-        _, vectors = decompose(torch.linalg.eigh, factor)
-        stack.set(f"{side}_basis", vectors.flip(-1))
+        stack.set(f"{side}_basis", _first_basis(factor, products=products))
     elif rotate:
-        _rotate(stack, side, factor, basis)
+        _rotate(stack, side, factor, basis, products=products)
 
 
-def _rotate(stack: Stack, side: str, factor: Tensor, basis: Tensor) -> None:
+def _first_basis(factor: Tensor, *, products: bool) -> Tensor:
+    """Eigenvectors, those of the largest eigenvalues first."""
+    if not products:
+        return decompose(torch.linalg.eigh, factor)[1].flip(-1)
+    with full_float32():
+        return eigenbasis(factor, FIRST_STEPS)[1]
+
+
+def _rotate(stack: Stack, side: str, factor: Tensor, basis: Tensor, *, products: bool) -> None:
     """One power step. The directions are sorted; the second moment is sorted in the same way."""
     estimate = (basis * (factor @ basis)).sum(-2)  # diag(QᵀLQ)
     order = estimate.argsort(dim=-1, descending=True)
     ordered = torch.take_along_dim(basis, order.unsqueeze(-2), dim=-1)
-    rotated = over_batch(lambda part: torch.linalg.qr(part), factor @ ordered)[0]
+    if products:
+        with full_float32():
+            rotated = orthonormalised(factor @ ordered)
+    else:
+        rotated = over_batch(lambda part: torch.linalg.qr(part), factor @ ordered)[0]
     # If the power step overflows, the basis keeps its directions, in the new order.
     stack.set(f"{side}_basis", stack.usable(rotated, ordered))
     square = stack.memory("square")
@@ -117,17 +137,20 @@ def _gram_work(x: Matrices, group: Group) -> Work:
 
 def _rotation_work(x: Matrices, group: Group) -> Work:
     """Each basis times its factor, twice, and a QR."""
-    return [
-        operation
-        for _, d, _ in _sides(x, group)
-        for operation in (Product(2 * x.count, d, d, d), Decomposition(x.count, "qr", d, d))
-    ]
+    work: Work = []
+    for _, d, _ in _sides(x, group):
+        work.append(Product(2 * x.count, d, d, d))
+        if group["roots"] == "products":
+            work += orthonormal_work(x.count, d)
+        else:
+            work.append(Decomposition(x.count, "qr", d, d))
+    return work
 
 
 def _first_work(x: Matrices, group: Group) -> Work:
-    """The first step only observes, and finds the bases by eigendecomposition."""
-    bases = [Decomposition(x.count, "eigh", d, d) for _, d, _ in _sides(x, group)]
-    return [*_gram_work(x, group), *bases]
+    """The first step only observes, and finds the bases."""
+    bases = [eigenbasis_work(x.count, d, group, FIRST_STEPS) for _, d, _ in _sides(x, group)]
+    return [*_gram_work(x, group), *chain.from_iterable(bases)]
 
 
 def _kept(x: Matrices, group: Group) -> Kept:
@@ -154,6 +177,7 @@ RECIPE = Recipe(
         "factor_decay": Setting(0.95, DECAY),
         "refresh_every": Setting(10, INTERVAL),
         "max_side": Setting(10_000, WHOLE),
+        **ROOTS,
     },
     formula="D = Q_L[(Q_Lᵀ M Q_R)/(√v + ε)]Q_Rᵀ, v the average of (Q_Lᵀ G Q_R)²",
     origin="Vyas et al. 2024, nikhilvyas/SOAP",
@@ -168,8 +192,10 @@ RECIPE = Recipe(
 class SOAP(MatrixOptimizer):
     """SOAP: Adam in the slowly rotating eigenbasis of Shampoo's Grams.
 
-    The first step only observes. Sides larger than `max_side` keep the identity. It needs bases,
-    not roots, so it uses an eigendecomposition and QR on every device.
+    The first step only observes. Sides larger than `max_side` keep the identity. `roots` says how
+    bases are found. "eigh" is an eigendecomposition at first and QR later, as published. "products"
+    needs no decomposition: the first basis is an estimate by 20 steps of orthogonal iteration, and
+    QR is Gram–Schmidt. "auto" is "products" on accelerators and "eigh" on the CPU.
     """
 
     recipe = RECIPE

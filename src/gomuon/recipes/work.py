@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 
+from gomuon.functional.orthonormal import eigenbasis_products, gram_schmidt_products
 from gomuon.functional.polar_express import (
     BFLOAT16_STEPS,
     FAST_STEPS,
@@ -151,6 +152,7 @@ class CapturedFactors:
 
     Attributes:
         map_work: of the maps that are made of such factors.
+        first_map_work: of those that are made for the first time, if that is something else.
         one_for: "factor" if layers that share a factor share its map as well; "layer" if each of
             them keeps a copy of it; "block" if every block of every layer has a map made for it.
         map_elements: numbers in a map of side d; a diagonal has d.
@@ -158,6 +160,7 @@ class CapturedFactors:
     """
 
     map_work: Callable[[Factors, Group], Work]
+    first_map_work: Callable[[Factors, Group], Work] | None = None
     one_for: Literal["factor", "layer", "block"] = "factor"
     map_elements: Callable[[int], int] = lambda d: d * d
     keeps_inputs: Callable[[Group], bool] = lambda group: True
@@ -281,6 +284,22 @@ def root_work(x: Factors, group: Group, power: float, shift: float = 0.0) -> Wor
         return [Product(x.count * product_count(power, dtype, shift), x.d, x.d, x.d)]
     # Eigenvectors, and the product that puts them together.
     return [Decomposition(x.count, "eigh", x.d, x.d), *symmetric(x.count, x.d, x.d)]
+
+
+def orthonormal_work(count: int, d: int) -> Work:
+    """`functional.orthonormal.orthonormalised` of d × d matrices."""
+    return _times(count, gram_schmidt_products(d))
+
+
+def eigenbasis_work(count: int, d: int, group: Group, steps: int) -> Work:
+    """Eigenvectors, as the setting `roots` says; "auto" is the CPU's choice here."""
+    if group["roots"] == "products":
+        return _times(count, eigenbasis_products(d, steps))
+    return [Decomposition(count, "eigh", d, d)]
+
+
+def _times(count: int, shapes: Sequence[tuple[int, int, int]]) -> Work:
+    return [Product(count, *shape) for shape in shapes]
 
 
 def both_roots_work(x: Matrices, group: Group, power: float, shift: float = 0.0) -> Work:

@@ -97,6 +97,19 @@ def test_a_method_that_states_no_costs_says_what_to_add(
     assert "add work=StepWork(...) to its recipe" in message
 
 
+def test_kfacs_first_step_is_dearer_if_bases_are_found_by_products() -> None:
+    about = planned_model.published_model("character", tokens=None, dtype="float32")
+    costs = {
+        roots: estimate_cost("kfac", about, RankLayout(Mesh()), {"roots": roots})
+        for roots in ("eigh", "products")
+    }
+    assert costs["eigh"].first is None
+    first, refresh = costs["products"].first, costs["products"].refresh
+    assert first is not None
+    assert refresh is not None
+    assert first.largest > refresh.largest
+
+
 def test_only_soap_has_a_first_step_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     first = planned("character --optimizers soap,go-muon", capsys)["methods"]
     assert first[0]["first"]["largest"] > first[0]["reuse"]["largest"]

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -26,6 +27,7 @@ from gomuon.lab.costs.unit_costs import (
     renewal_work,
     state_elements,
 )
+from gomuon.methods import kfac, soap
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.routing import Routes
 from gomuon.parameters.stacks import Stack
@@ -70,6 +72,13 @@ def _convolutions() -> nn.Module:
 def with_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """The costs are those of hardware that multiplies bfloat16; every processor can."""
     monkeypatch.setattr(polar_express, "multiplies_bfloat16", lambda device: True)
+
+
+@pytest.fixture(autouse=True)
+def few_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first bases come from many equal steps, which take long to record."""
+    for method in (kfac, soap):
+        monkeypatch.setattr(method, "FIRST_STEPS", 3)
 
 
 HEADS = {"*.attention.[qkv].weight": LayerSpec(heads=2), "*.o.weight": LayerSpec(input_heads=2)}
@@ -204,7 +213,9 @@ def test_every_operation_and_every_byte_is_predicted(
         else:
             expected = every_unit(units, layers_work, work.step)
             expected += every_unit(units, layers_work, work.observe) if observes else []
-            expected += every_unit(units, renewal_work, work) if recipe.clock.renews(group) else []
+            if recipe.clock.renews(group):
+                renew = partial(renewal_work, first=step == 0)
+                expected += every_unit(units, renew, work)
         assert counted(optimizer.step) == predicted(expected)
 
     size = working_dtype(next(model.parameters())).itemsize

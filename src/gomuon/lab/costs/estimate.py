@@ -125,10 +125,14 @@ def estimate_cost(
     renewing = [a + b + c for a, b, c in zip(steps, grams, maps, strict=True)]
     renews = recipe.has_geometry
     reuses = every > 1 or not renews
+    first_maps = _flops_of(units, lambda unit: renewal_work(unit, work, first=True))
     first: list[float] | None = None
     if work.first is not None:
         begins = work.first
         first = over_ranks(_flops_of(units, lambda unit: layers_work(unit, begins)))
+    elif first_maps != maps:
+        added = zip(steps, grams, first_maps, strict=True)
+        first = [x + moments for x in over_ranks([sum(parts) for parts in added])]
 
     narrow, wide = _sizes(planned.model)
     groups = len({layer.group for layer in found.layers})

@@ -21,12 +21,13 @@ def layers_work(unit: Layers, part: LayerWork) -> Work:
     return [operation for x in unit for operation in part(x.matrices, x.settings)]
 
 
-def renewal_work(unit: Layers, work: StepWork) -> Work:
-    """What renews the maps, once for a right factor that layers share."""
+def renewal_work(unit: Layers, work: StepWork, *, first: bool = False) -> Work:
+    """What renews maps, or makes the `first` ones; once for a right factor that layers share."""
     made = layers_work(unit, work.renew)
-    if work.captured is not None:
-        for factors in _maps_made(unit, work.captured):
-            made += work.captured.map_work(factors, unit[0].settings)
+    if (captured := work.captured) is not None:
+        each = (captured.first_map_work if first else None) or captured.map_work
+        for factors in _maps_made(unit, captured):
+            made += each(factors, unit[0].settings)
     return made
 
 
