@@ -190,7 +190,7 @@ def finite_factors(S: Tensor) -> Tensor:
 
 def all_finite(tensors: Sequence[Tensor], unusable: Sequence[Tensor] = ()) -> bool:
     """Whether every tensor's norm is finite and no mask is set. Waits for the device once."""
-    norms = torch._foreach_norm(list(tensors)) if tensors else []
+    norms = list(torch._foreach_norm(list(tensors))) if tensors else []
     if len({(norm.dtype, norm.device) for norm in norms}) == 1:
         norms = [torch.stack(norms)]
     signs = [norm.isfinite().all() for norm in norms] + [~mask.any() for mask in unusable]
