@@ -131,7 +131,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._step = Step(recipe, layout, self._reports, check_finite=check_finite)
         self._store = Store(recipe)
         self._incoming: Checkpoint | None = None  # a checkpoint that is being loaded
-        self._state_not_divided = False  # loaded before the team was known
+        self._state_not_divided = False  # the next step divides it among the ranks
         self._awaits_model = False  # unpickled: how parameters are cut is known after attach()
         # The list is shared, so hooks of groups added later are also removed with the optimizer.
         weakref.finalize(self, remove_hooks, self._capture.groups)
@@ -159,6 +159,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 partial(self._local_check, team), self.recipe.name, self.param_groups
             )
             if fault is None:
+                if self._state_not_divided:  # only now: ranks that differ must lose nothing
+                    self._divide_state(team)
                 present = self._find_participants(team)
                 self._step.take(self.param_groups, present, team, captured, self._capture)
             else:
@@ -340,11 +342,11 @@ class MatrixOptimizer(torch.optim.Optimizer):
     # ---- several ranks ---------------------------------------------------------------------------
 
     def _team(self) -> Team:
-        """The ranks that work together. If the team has changed, the state is divided again."""
+        """The ranks that work together. If they have changed, the next step divides the state."""
         team, changed = self._teams.team(self.param_groups)
         if changed:
             self._step.participants.clear()
-            self._divide_state(team)
+            self._state_not_divided = True
         return team
 
     def _continue_without_wrapper(self, team: Team) -> None:
