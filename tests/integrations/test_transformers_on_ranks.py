@@ -14,9 +14,6 @@ from tests.distributed.worlds import Weights, assert_alike, distance, weights
 from tests.integrations.ranks import as_torchrun_does
 from tests.integrations.test_transformers import double_loss, llama, losses, trainer
 
-pytest.importorskip("transformers", exc_type=ModuleNotFoundError)
-GatherState = pytest.importorskip("gomuon.integrations.transformers").GatherState
-
 STEPS, SAVED_AT = 6, 3  # between two refreshes, so the maps of the checkpoint are used
 PART = "only this rank's part"
 
@@ -25,6 +22,8 @@ def make(
     folder: Path, seed: int = 0, batch: int = 4, callbacks: bool = True, **options: Any
 ) -> Any:
     """In float64, so that one process equals two up to its rounding."""
+    from gomuon.integrations.transformers import GatherState  # not if Transformers is missing
+
     run = trainer(
         llama(seed).double(), folder, max_steps=STEPS, per_device_train_batch_size=batch, **options
     )
