@@ -406,7 +406,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 f"to must be a rank from 0 to {team.size - 1}, got {describe_value(to)}"
             )
         self._gathered = None
-        if team.owners(self._choose_owners):  # otherwise every rank has the whole state
+        if team.size > 1:
             whole = self._whole_state(self._own_state_dict()["state"], to)
             self._gathered = GatheredState(whole if team.rank == to else None)
 
