@@ -20,7 +20,7 @@ from gomuon.capture.hooks import unwrapped
 from gomuon.capture.model import GroupCapture, ModelCapture, remove_hooks
 from gomuon.checkpoints.allocation import allocate, drop_blank
 from gomuon.checkpoints.store import Checkpoint, Store, shallow_copy
-from gomuon.distributed.divided_state import drop_others_state
+from gomuon.distributed.divided_state import GatheredState, drop_others_state, is_only_count
 from gomuon.distributed.ranks import check_group
 from gomuon.distributed.team import Captured, Team, TeamFinder, is_distributed
 from gomuon.errors import NonFiniteGradientError, RankError, describe_exception, describe_value
@@ -131,7 +131,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._step = Step(recipe, layout, self._reports, check_finite=check_finite)
         self._store = Store(recipe)
         self._incoming: Checkpoint | None = None  # a checkpoint that is being loaded
-        self._state_not_divided = False  # loaded before the team was known
+        self._state_not_divided = False  # the next step divides it among the ranks
+        self._gathered: GatheredState | None = None  # until the next step
         self._awaits_model = False  # unpickled: how parameters are cut is known after attach()
         # The list is shared, so hooks of groups added later are also removed with the optimizer.
         weakref.finalize(self, remove_hooks, self._capture.groups)
@@ -159,6 +160,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 partial(self._local_check, team), self.recipe.name, self.param_groups
             )
             if fault is None:
+                if self._state_not_divided:  # only now: ranks that differ must lose nothing
+                    self._divide_state(team)
                 present = self._find_participants(team)
                 self._step.take(self.param_groups, present, team, captured, self._capture)
             else:
@@ -328,6 +331,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
             self._layout.specs |= {p: specs[p] for p in added["params"] if p in specs}
         self._capture.add_group(index, added)
         self._teams.compare_again()
+        self._gathered = None
 
     def routing_table(self) -> RoutingTable:
         """Every parameter with its treatment, the reason, and what its factors look like."""
@@ -340,11 +344,11 @@ class MatrixOptimizer(torch.optim.Optimizer):
     # ---- several ranks ---------------------------------------------------------------------------
 
     def _team(self) -> Team:
-        """The ranks that work together. If the team has changed, the state is divided again."""
+        """The ranks that work together. If they have changed, the next step divides the state."""
         team, changed = self._teams.team(self.param_groups)
         if changed:
             self._step.participants.clear()
-            self._divide_state(team)
+            self._state_not_divided = True
         return team
 
     def _continue_without_wrapper(self, team: Team) -> None:
@@ -387,16 +391,49 @@ class MatrixOptimizer(torch.optim.Optimizer):
         loaded on any number of ranks. With torch.distributed.checkpoint no rank needs memory for
         the whole state.
         """
-        state_dict, team = self.state_dict(), self._team()
+        own = self._own_state_dict()
+        return {**own, "state": self._whole_state(own["state"], to=None)}
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Gather the whole state on rank `to`, for saving. All ranks must call it.
+
+        Until the next step `state_dict()` of that rank is then the whole state. Lightning calls
+        this before it saves; the name is that of torch's ZeroRedundancyOptimizer.
+        """
+        team = self._team()
+        if not isinstance(to, int) or not 0 <= to < team.size:
+            raise ValueError(
+                f"to must be a rank from 0 to {team.size - 1}, got {describe_value(to)}"
+            )
+        self._gathered = None
+        if team.size > 1:
+            whole = self._whole_state(self._own_state_dict()["state"], to)
+            self._gathered = GatheredState(whole if team.rank == to else None)
+
+    def _whole_state(self, state: dict[int, Any], to: int | None) -> dict[int, Any]:
+        team = self._team()
         owners = team.owners(self._choose_owners)
         parameters = enumerate(self._all_parameters())
         owned = [number for number, p in parameters if owners.get(p) == team.rank]
-        return {**state_dict, "state": team.consolidated(state_dict["state"], owned)}
+        return team.consolidated(state, owned, to)
 
     # ---- saving, loading, copying ----------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Torch's state_dict with the format number and the method's name."""
+        """Torch's state_dict with the format number and the method's name.
+
+        If ranks share the work, it has only this rank's part, with one warning. After
+        `consolidate_state_dict()` it is whole on one rank.
+        """
+        own = self._own_state_dict()
+        if self._gathered is not None:
+            whole = self._gathered.entries
+            return own if whole is None else {**own, "state": dict(whole)}
+        if any(map(is_only_count, own["state"].values())):
+            self._reports.part_of_state()
+        return own
+
+    def _own_state_dict(self) -> Checkpoint:
         self._step.report_unusable()
         return self._store.saved(super().state_dict())
 
@@ -436,6 +473,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
             handle.remove()
             self._incoming = None
         self._step.participants.clear()
+        self._gathered = None
 
     def _cut_of(self, parameter: Tensor, group: Group) -> Cut:
         known = self._capture.model is not None or not self._awaits_model
@@ -505,6 +543,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
     assert isinstance(optimizer, MatrixOptimizer)
+    optimizer._gathered = None
     if not optimizer._had_state:
         drop_blank(optimizer.state)
     optimizer._had_state = bool(optimizer.state)

@@ -58,17 +58,40 @@ class Reports:
             'yourself; otherwise pass work="alone"'
         )
 
+    def part_of_state(self) -> None:
+        """Warn that state_dict() has only one rank's part, unless the caller saves all parts."""
+        # torch.distributed.checkpoint asks every rank and saves every part.
+        if not _called_from(_SAVES_EVERY_PART):
+            self.warn_once(
+                "state_dict() has only this rank's part of the state, because the ranks share the "
+                "work. To save the whole state in one file, call consolidate_state_dict() on all "
+                "ranks first; then state_dict() of rank 0 is whole (for Transformers' Trainer pass "
+                "callbacks=[gomuon.integrations.transformers.GatherState()])"
+            )
+
     def partial_checkpoint(self, names: Sequence[str]) -> None:
         """Warn that a loaded checkpoint lacks states that this rank needs."""
         _warn(
             f"the checkpoint lacks the state of {names[0]!r} and {len(names) - 1} more, which "
-            "start from zero: it seems to be the part of one rank. Save with "
-            "consolidated_state_dict() or torch.distributed.checkpoint"
+            "start from zero: it seems to be the part of one rank. Call consolidate_state_dict() "
+            "on all ranks before saving, or save with torch.distributed.checkpoint"
         )
 
 
 # Warnings should point at the user's line, not at lines in these folders.
 _NOT_THE_USERS = tuple(str(Path(file).parent) for file in (__file__, torch.__file__))
+
+_SAVES_EVERY_PART = str(Path(torch.__file__).parent / "distributed" / "checkpoint")
+
+
+def _called_from(folder: str) -> bool:
+    """Whether code in this folder of torch called this package."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        if frame.f_code.co_filename.startswith(folder):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _warn(message: str) -> None:

@@ -8,9 +8,10 @@ import torch
 
 from gomuon.distributed.agreement import (
     first_difference,
-    first_differing_gradient,
+    first_differing_tensor,
     missing_gradient,
     norms_and_sums,
+    rounding_allowed,
     settings_of,
 )
 from gomuon.distributed.ranks import checksum
@@ -69,7 +70,7 @@ def test_a_missing_gradient_is_named() -> None:
 
 def told(*gradients: torch.Tensor) -> str | None:
     table = [norms_and_sums([g], torch.device("cpu")) for g in gradients]
-    return first_differing_gradient(["w"], [gradients[0].dtype], table)
+    return first_differing_tensor(["'w'"], [rounding_allowed(gradients[0].dtype)], table)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

@@ -1,6 +1,7 @@
 """Saved on n ranks, loaded on m, and training goes on as if nothing had been."""
 
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch.distributed.checkpoint import state_dict as dsd
 from torch.distributed.tensor import DTensor
 
 from gomuon import KFAC, GoMuon
+from gomuon.distributed.divided_state import is_only_count
 from gomuon.distributed.owned import OwnedLayer
 from gomuon.errors import GeometryWarning
 from gomuon.optimizer import MatrixOptimizer
@@ -177,6 +179,52 @@ def test_each_rank_holds_its_own_matrices_only_and_one_ranks_part_is_told_of(
     _, optimizer = made("alone", 0, "GoMuon")
     with pytest.warns(GeometryWarning, match="the part of one rank"):
         optimizer.load_state_dict(answers[0][0])
+
+
+def gathered(place: Place, kind: str, to: int) -> tuple[Any, Any, dict[str, Any]]:
+    """What one rank alone saves after all ranks have gathered, and what each is told."""
+    group = torch.distributed.new_group([1, 0])  # a group of its own, as under DDP
+    model = wrapped(biased_transformer(0, torch.float64), kind)
+    optimizer = GoMuon(model, process_group=group)
+    train(model, optimizer, BEFORE, place)
+    whole = optimizer.consolidated_state_dict()
+    found: dict[str, Any] = {}
+
+    def told(act: Callable[[], Any]) -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            found["last"] = act()
+        return [str(w.message) for w in caught if w.category is GeometryWarning]
+
+    found["torch's way"] = told(lambda: dsd.get_optimizer_state_dict(model, optimizer))
+    optimizer.consolidate_state_dict(to)
+    optimizer.param_groups[0]["lr"] *= 0.5  # a scheduler comes after the step, and before saving
+    found["gathered"] = told(optimizer.state_dict) if place.rank == to else []  # nobody else asks
+    saved = found["last"] if place.rank == to else None
+    if saved is not None:
+        assert saved["param_groups"][0]["lr"] == optimizer.param_groups[0]["lr"]
+    found["others"] = told(optimizer.state_dict)
+    train(model, optimizer, range(6, 7), place)
+    found["after a step"] = told(optimizer.state_dict)
+    found["twice"] = told(optimizer.state_dict)
+    found["part"] = any(map(is_only_count, found.pop("last")["state"].values()))
+    with pytest.raises(ValueError, match=r"a rank from 0 to 1, got 2"):
+        optimizer.consolidate_state_dict(2)
+    return whole, saved, found
+
+
+@pytest.mark.parametrize(("kind", "to"), [("ddp", 0), ("ddp", 1), ("fsdp", 0)])
+def test_one_rank_saves_what_all_have_gathered(kind: str, to: int, tmp_path: Path) -> None:
+    answers = launch(2, gathered, tmp_path, kind=kind, to=to)
+    for rank, (whole, saved, found) in enumerate(answers):
+        assert found.pop("part")
+        (once,) = found.pop("after a step")
+        assert "only this rank's part" in once
+        assert "consolidate_state_dict()" in once
+        assert not any(found.values()), found
+        assert (saved is not None) == (rank == to)
+        if saved is not None:
+            torch.testing.assert_close(saved["state"], whole["state"], rtol=0, atol=0)
 
 
 def other_settings(place: Place, source: str) -> tuple[Weights, int]:

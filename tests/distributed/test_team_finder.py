@@ -3,7 +3,7 @@
 import copy
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from tests.distributed.launcher import Place, launch
 from tests.distributed.test_checkpoints_of_ranks import load, made, states, uninterrupted
 from tests.distributed.test_faults import raised
 from tests.distributed.worlds import (
+    SHARES,
     UNION,
     Weights,
     assert_alike,
@@ -241,13 +242,14 @@ def test_a_state_loaded_before_the_wrapper_is_found(how: str, tmp_path: Path) ->
     assert [words for _, words in answers] == [[], []]
 
 
-# ---- sharing needs equal gradients ---------------------------------------------------------------
+# ---- sharing needs equal weights and equal gradients ---------------------------------------------
 
 
-def own_batches(
-    place: Place, work: str, averaged: bool, dtype: torch.dtype
+def unwrapped(
+    place: Place, work: str, averaged: bool, dtype: torch.dtype, seeds: tuple[int, int] = (0, 0)
 ) -> tuple[tuple[str, str], bool, Weights]:
-    model = transformer(layers=1, dtype=dtype)
+    """Each rank has its own batches and a model without a wrapper."""
+    model = transformer(seed=seeds[place.rank], layers=1, dtype=dtype)
     optimizer = GoMuon(model, work=work)
     before = weights(model)
 
@@ -262,20 +264,105 @@ def own_batches(
             optimizer.step()
 
     told = raised(steps)
-    return told, distance(weights(model), before) == 0, weights(model)
+    counted = any(group["step"] for group in optimizer.param_groups)
+    untouched = distance(weights(model), before) == 0 and not optimizer.state and not counted
+    return told, untouched, weights(model)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("work", ["shared", "replicated"])
 def test_gradients_nobody_averaged_are_told(work: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    run = partial(launch, 2, own_batches, tmp_path, work=work, dtype=dtype)
-    for (name, said), unchanged, _ in run(averaged=False):
+    run = partial(launch, 2, unwrapped, tmp_path, work=work, dtype=dtype)
+    for (name, said), untouched, _ in run(averaged=False):
         assert name == RankError.__name__
         assert "the gradient of '" in said
         assert "on rank 0 and" in said
         assert "wrap the model in DistributedDataParallel" in said
         assert 'work="alone"' in said
-        assert unchanged
+        assert untouched
     answers = run(averaged=True)
     assert [name for (name, _), _, _ in answers] == ["", ""]
     assert_alike([trained for _, _, trained in answers])
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("work", ["shared", "replicated"])
+def test_models_that_differ_are_told_although_gradients_are_averaged(
+    work: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    settings: dict[str, Any] = {"work": work, "averaged": True, "dtype": dtype, "seeds": (0, 1)}
+    for (name, said), untouched, _ in launch(2, unwrapped, tmp_path, **settings):
+        assert name == RankError.__name__
+        assert "the weight of '" in said
+        assert "start from equal weights" in said
+        assert 'work="alone"' in said
+        assert untouched
+
+
+def averaged_or_wrapped(place: Place, how: str) -> tuple[Weights, dict[str, int]]:
+    """Gradients are averaged by the loop or by the wrapper, over the same shares of a batch."""
+    model = transformer(layers=1)
+    outer: nn.Module = DistributedDataParallel(model) if how == "ddp" else model
+    optimizer = GoMuon(outer, work="auto" if how == "ddp" else "shared")
+    for step in range(6):
+        optimizer.zero_grad()
+        # Two micro-batches: only the second makes gradients equal.
+        for part in (0, 1):
+            last = part == 1
+            window = tokens(2 * step + part, UNION)[place.share(SHARES[2])]
+            hold = (
+                outer.no_sync()
+                if isinstance(outer, DistributedDataParallel) and not last
+                else nullcontext()
+            )
+            with hold:
+                language_loss(outer, window, 2 * tokens(0, UNION)[:, 1:].numel(), 2).backward()
+        for parameter in model.parameters() if how == "loop" else ():
+            assert parameter.grad is not None
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= 2
+        optimizer.step()
+    return weights(model), optimizer.owners()
+
+
+def test_shared_work_on_averaged_gradients_equals_ddp(tmp_path: Path) -> None:
+    wrapped, by_hand = (
+        launch(2, averaged_or_wrapped, tmp_path, how=how) for how in ("ddp", "loop")
+    )
+    assert_alike([trained for trained, _ in by_hand])
+    assert distance(by_hand[0][0], wrapped[0][0]) < 1e-12
+    assert by_hand[0][1] == wrapped[0][1]
+    assert set(by_hand[0][1].values()) == {0, 1}
+
+
+def wrapped_in_part(place: Place) -> tuple[tuple[str, str], bool, bool]:
+    """Trained alone, then wrapped; but the wrapper leaves one weight out."""
+    torch.manual_seed(place.rank)
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))).double()
+    optimizer = GoMuon(model)
+    x = torch.randn(8, 4, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GeometryWarning)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["1.weight"])
+    outer = DistributedDataParallel(model)  # makes the other weights equal
+    before, state = weights(model), copy.deepcopy(optimizer.state_dict()["state"])
+    optimizer.zero_grad()
+    outer(x).square().mean().backward()
+    told = raised(optimizer.step)
+    kept = optimizer.state_dict()["state"]
+    same = {n: entries.keys() for n, entries in kept.items()} == {
+        n: entries.keys() for n, entries in state.items()
+    }
+    return told, same, distance(weights(model), before) == 0
+
+
+def test_an_error_leaves_the_state_of_ranks_that_were_alone(tmp_path: Path) -> None:
+    for (name, said), same_state, same_weights in launch(2, wrapped_in_part, tmp_path):
+        assert name == RankError.__name__
+        assert "is not the same on all ranks" in said
+        assert same_state
+        assert same_weights

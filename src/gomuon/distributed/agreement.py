@@ -1,4 +1,4 @@
-"""Checks before each step that all ranks agree: settings, parameters and gradients."""
+"""Checks before each step that all ranks agree: settings, weights and gradients."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,8 +19,9 @@ Group = Mapping[str, Any]
 
 FIRST = -1.0  # instead of a checksum: this rank has not compared settings yet
 
-# Gradients count as different if they differ by more than this fraction of their norm. Averages
-# summed in another order differ by 1e-6 in float32, gradients of two batches by 0.1 or more.
+# Tensors count as different if they differ by more than this fraction of their norm. Averages
+# summed in another order differ by 1e-6 in float32, gradients of two batches by 0.1 or more, and so
+# do the weights of two models.
 DIFFERENT_ABOVE = 1e-3
 ROUNDINGS = 4  # for a coarser dtype, this many times its precision
 
@@ -29,7 +30,7 @@ class Agreement:
     """Compares all ranks before each step.
 
     Attributes:
-        compared: whether settings, parameters and gradients have been compared.
+        compared: whether settings, weights and gradients have been compared.
         inputs_agree: whether all ranks agree on which layers read the same inputs.
     """
 
@@ -72,14 +73,15 @@ class Agreement:
             raise RankError(
                 f"ranks differ in which parameters have a gradient: {missing}. Train the same "
                 "layers on every rank (with DistributedDataParallel, pass "
-                "find_unused_parameters=True)"
+                'find_unused_parameters=True), or pass work="alone" if every rank trains its own '
+                "model. Nothing was changed"
             )
         self.inputs_agree = len(set(sharing)) == 1
         faulty = [rank for rank, row in enumerate(table) if row[0]]
         if faulty:
             return f"on rank {faulty[0]}, {ranks.gather_objects(fault)[faulty[0]]}", captured
         if first:
-            self._compare_gradients(groups)
+            self._compare_tensors(groups)
             self.compared = True
         return None, captured
 
@@ -93,26 +95,35 @@ class Agreement:
             FIRST if settings is None else checksum(settings),
         ]
 
-    def _compare_gradients(self, groups: Sequence[Group]) -> None:
-        """Raise a RankError if gradients were not averaged. First step only: it costs a message.
+    def _compare_tensors(self, groups: Sequence[Group]) -> None:
+        """Raise a RankError if weights or gradients differ. First step only: it costs a message.
 
-        An owner computes its step from its own rank's gradients, and all ranks apply this step.
+        An owner computes its step from its own rank's gradient, and all ranks apply this step to
+        their own weights. So ranks with other weights or gradients would be mixed.
         """
         whole = [
-            (name, parameter.grad)
+            (name, parameter)
             for index, group in enumerate(groups)
             for name, parameter in named(group, index)
-            if parameter.grad is not None and parameter.numel() and not is_sharded(parameter)
+            if parameter.numel() and not is_sharded(parameter)
         ]
         if not whole:
             return
-        names, gradients = [name for name, _ in whole], [gradient for _, gradient in whole]
-        table = self.ranks.gather(norms_and_sums(gradients, self.ranks.device))
-        if difference := first_differing_gradient(names, [g.dtype for g in gradients], table):
+        names = [f"the weight of {name!r}" for name, _ in whole]
+        tensors = [parameter.detach() for _, parameter in whole]
+        allowed = [DIFFERENT_ABOVE] * len(whole)  # replicas are equal in any dtype
+        for name, parameter in whole:
+            if parameter.grad is not None:
+                names.append(f"the gradient of {name!r}")
+                tensors.append(parameter.grad)
+                allowed.append(rounding_allowed(parameter.grad.dtype))
+        table = self.ranks.gather(norms_and_sums(tensors, self.ranks.device))
+        if difference := first_differing_tensor(names, allowed, table):
             raise RankError(
-                f"{difference}. Ranks that work together need equal gradients: wrap the model in "
-                "DistributedDataParallel or average gradients before the step, or pass "
-                'work="alone" if every rank trains its own model. Nothing was changed'
+                f"{difference}. Ranks that work together need equal weights and equal gradients: "
+                "wrap the model in DistributedDataParallel, or start from equal weights and "
+                'average gradients before the step, or pass work="alone" if every rank trains its '
+                "own model. Nothing was changed"
             )
 
 
@@ -191,7 +202,7 @@ def _comparable(value: Any, wait: bool) -> Any:
     return type(value).__name__  # the repr of an object contains its address
 
 
-# ---- gradients -----------------------------------------------------------------------------------
+# ---- weights and gradients -----------------------------------------------------------------------
 
 
 def missing_gradient(names: Sequence[str], everyone: Sequence[object]) -> str:
@@ -206,35 +217,42 @@ def missing_gradient(names: Sequence[str], everyone: Sequence[object]) -> str:
     return "none differs any more"
 
 
-def norms_and_sums(gradients: Sequence[Tensor], device: torch.device) -> list[float]:
-    """Norm and sum of each gradient, read from an accelerator in one go."""
+def norms_and_sums(tensors: Sequence[Tensor], device: torch.device) -> list[float]:
+    """Norm and sum of each tensor, read from an accelerator in one go."""
     numbers = []
-    for gradient in gradients:
-        wide = torch.promote_types(gradient.dtype, torch.float32)
-        norm = torch.linalg.vector_norm(gradient, dtype=wide)
-        numbers += [norm.to(device).double(), gradient.sum(dtype=wide).to(device).double()]
+    for tensor in tensors:
+        wide = torch.promote_types(tensor.dtype, torch.float32)
+        norm = torch.linalg.vector_norm(tensor, dtype=wide)
+        numbers += [norm.to(device).double(), tensor.sum(dtype=wide).to(device).double()]
     found: list[float] = torch.stack(numbers).tolist() if numbers else []
     return found
 
 
-def first_differing_gradient(
-    names: Sequence[str], dtypes: Sequence[torch.dtype], table: Sequence[Sequence[float]]
-) -> str | None:
-    """The first gradient that differs between ranks, given the norms and sums of all ranks.
+def rounding_allowed(dtype: torch.dtype) -> float:
+    """The fraction of its norm by which a gradient of this dtype may differ between ranks."""
+    return max(DIFFERENT_ABOVE, ROUNDINGS * torch.finfo(dtype).eps)
 
-    Another check deals with NaN and infinity.
+
+def first_differing_tensor(
+    names: Sequence[str], allowed: Sequence[float], table: Sequence[Sequence[float]]
+) -> str | None:
+    """The first tensor that differs between ranks. Another check deals with NaN and infinity.
+
+    Args:
+        names: what each tensor is, for the message.
+        allowed: the fraction of its norm by which each tensor may differ.
+        table: for each rank, the norm and the sum of each tensor.
     """
-    for index, (name, dtype) in enumerate(zip(names, dtypes, strict=True)):
+    for index, (name, fraction) in enumerate(zip(names, allowed, strict=True)):
         norms, sums = ([row[2 * index + part] for row in table] for part in (0, 1))
         if not all(map(math.isfinite, [*norms, *sums])):
             continue
-        allowed = max(DIFFERENT_ABOVE, ROUNDINGS * torch.finfo(dtype).eps) * max(norms)
         for what, values in (("norm", norms), ("sum", sums)):
             least, most = min(values), max(values)
-            if most - least > allowed:
+            if most - least > fraction * max(norms):
                 one, other = sorted((values.index(least), values.index(most)))
                 return (
-                    f"the gradient of {name!r} is not the same on all ranks: its {what} is "
-                    f"{values[one]:.4g} on rank {one} and {values[other]:.4g} on rank {other}"
+                    f"{name} is not the same on all ranks: its {what} is {values[one]:.4g} on rank "
+                    f"{one} and {values[other]:.4g} on rank {other}"
                 )
     return None

@@ -1,6 +1,7 @@
 """State that is divided among ranks: collected for saving, divided after loading."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -9,6 +10,13 @@ from gomuon.distributed.ranks import Ranks
 from gomuon.parameters.groups import named
 from gomuon.parameters.sharding import full_tensor
 from gomuon.parameters.state import COUNT, keep_only_count
+
+
+@dataclass(frozen=True)
+class GatheredState:
+    """The whole state, gathered for saving; None if another rank has it."""
+
+    entries: dict[int, dict[str, Any]] | None
 
 
 def is_only_count(state: Mapping[str, Any]) -> bool:
@@ -39,7 +47,10 @@ def drop_others_state(
 
 
 def consolidated(
-    state: Mapping[int, Mapping[str, Any]], owned: Iterable[int], ranks: Ranks
+    state: Mapping[int, Mapping[str, Any]],
+    owned: Iterable[int],
+    ranks: Ranks,
+    to: int | None = None,
 ) -> dict[int, dict[str, Any]]:
     """The state of all ranks, on the CPU. All ranks must call it.
 
@@ -47,6 +58,7 @@ def consolidated(
         state: this rank's state, by parameter number.
         owned: numbers of the matrices that this rank owns.
         ranks: the ranks that share the state.
+        to: the rank that gets the whole state; None is all ranks.
     """
     copies: dict[int, Tensor] = {}  # a map that layers share stays shared
 
@@ -62,7 +74,8 @@ def consolidated(
         number: {key: on_host(state[number][key]) for key in sorted(state[number])}
         for number in sorted(state)
     }
-    for part in ranks.gather_objects({number: here[number] for number in owned}):
+    mine = {number: here[number] for number in owned}
+    for part in ranks.gather_objects(mine) if to is None else ranks.gather_objects_on(to, mine):
         assert isinstance(part, dict)
         here.update(part)
     return here

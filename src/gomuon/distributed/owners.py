@@ -223,9 +223,9 @@ class Owners:
         return choose(self.size)
 
     def consolidated(
-        self, state: dict[int, dict[str, Any]], owned: Sequence[int]
+        self, state: dict[int, dict[str, Any]], owned: Sequence[int], to: int | None = None
     ) -> dict[int, dict[str, Any]]:
-        return consolidated(state, owned, self.ranks) if state else state
+        return consolidated(state, owned, self.ranks, to) if state else state
 
 
 def choose_owners(

@@ -55,6 +55,14 @@ class Ranks:
             dist.all_gather_object(everyone, mine, group=self.group)
         return everyone
 
+    def gather_objects_on(self, to: int, mine: object) -> list[object]:
+        """As `gather_objects`, but only rank `to` gets the objects; others get an empty list."""
+        everyone: list[object] = [None] * self.size if self.rank == to else []
+        target = to if self.group is None else dist.get_global_rank(self.group, to)
+        with explained_failure():
+            dist.gather_object(mine, everyone or None, dst=target, group=self.group)
+        return everyone
+
     def exchange_status(
         self, failure: Exception | None = None, *numbers: float, consequence: str = NOTHING_CHANGED
     ) -> list[list[float]]:

@@ -99,9 +99,12 @@ class Team(Protocol):
         ...
 
     def consolidated(
-        self, state: dict[int, dict[str, Any]], owned: Sequence[int]
+        self, state: dict[int, dict[str, Any]], owned: Sequence[int], to: int | None = None
     ) -> dict[int, dict[str, Any]]:
-        """The saved state of all ranks. `owned` are the matrices that only this rank has."""
+        """The saved state of all ranks, on rank `to` or on all ranks.
+
+        `owned` are the matrices that only this rank has.
+        """
         ...
 
 
@@ -160,7 +163,7 @@ class Alone:
         return {}
 
     def consolidated(
-        self, state: dict[int, dict[str, Any]], owned: Sequence[int]
+        self, state: dict[int, dict[str, Any]], owned: Sequence[int], to: int | None = None
     ) -> dict[int, dict[str, Any]]:
         return state
 
