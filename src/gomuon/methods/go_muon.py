@@ -53,8 +53,14 @@ FACTORS = CapturedFactors(
 
 # What "fast" costs in loss is measured in docs/reproduction.md, "What may be computed cheaply?".
 PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "fast": {"refresh_every": 8, "rows": 256, "input_decay": 0.97, "polar": "fast"},
-    "paper": {"polar": "svd", "roots": "eigh", "block_size": None},
+    "fast": {
+        "refresh_every": 8,
+        "rows": 256,
+        "input_decay": 0.97,
+        "block_size": 256,
+        "polar": "fast",
+    },
+    "paper": {"polar": "svd", "roots": "eigh", "rows": None, "block_size": None},
 }
 
 RECIPE = Recipe(
