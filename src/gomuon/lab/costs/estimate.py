@@ -160,7 +160,7 @@ def estimate_cost(
         method=name,
         refresh_every=every if renews else None,
         state=Spread.of(_state(units, owners, work, found, planned, ranks)),
-        moments=wide * sum(sum(_moment_sizes(unit)) for unit in readers),
+        moments=wide * sum(sums.elements for unit in readers for sums, _ in moments_of(unit)),
         reuse=Spread.of([x + moments * going_on for x in over_ranks(steady)]) if reuses else None,
         refresh=Spread.of([x + moments for x in over_ranks(renewing)]) if renews else None,
         amortised=Spread.of([x + moments / statistics_every for x in carried]),
@@ -240,16 +240,11 @@ def _apart(
     return list(units.values()), [owner for _, owner in units]
 
 
-def _moment_sizes(unit: Sequence[MatrixLayer]) -> tuple[int, ...]:
-    """Elements of each captured sum of layers that read one input."""
-    return tuple(sums.elements for sums, _ in moments_of(unit))
-
-
 def _unit(layers: Sequence[MatrixLayer], cost: float) -> Unit:
     return Unit(
         tuple(layer.name for layer in layers),
         tuple(tensor for layer in layers for tensor in layer.tensors),
-        _moment_sizes(layers),
+        tuple(sums.sent for sums, _ in moments_of(layers)),
         cost,
     )
 
