@@ -111,6 +111,52 @@ def sum_to_owners(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
     return [None if total is None else _moment(total, next(known)) for total in totals]
 
 
+def moments_at_owner(
+    slots: Sequence[Slot],
+    totals: Sequence[Tensor | None],
+    counts: Sequence[Tensor | None],
+    ranks: Ranks,
+) -> list[Moment | None]:
+    """Sums that their owners have already, with the counts of all ranks, which are sent here.
+
+    Args:
+        slots: what is summed.
+        totals: the sums of own slots; None where nothing was sent, and on other ranks.
+        counts: this rank's two numbers of rows for each slot; None if it had no data.
+        ranks: the ranks that work together.
+    """
+    device = ranks.device
+    outgoing: list[list[Tensor]] = [[] for _ in range(ranks.size)]
+    for slot, count in zip(slots, counts, strict=True):
+        assert slot.owner is not None
+        none = torch.zeros(2, dtype=count_dtype(device), device=device)
+        outgoing[slot.owner].append(none if count is None else stacked_counts([*count], device))
+    own = sum(slot.owner == ranks.rank for slot in slots)
+    each = own * size_of((2,), count_dtype(device))
+    inboxes = ranks.start_exchange(outgoing, [each] * ranks.size).wait()
+    known = sum(_on_cpu(inbox.take((own, 2), count_dtype(device))) for inbox in inboxes)
+    of_own = iter(known if isinstance(known, Tensor) else ())
+    numbers = [next(of_own) if slot.owner == ranks.rank else None for slot in slots]
+    return [
+        None if total is None or number is None else _moment(total, number)
+        for total, number in zip(totals, numbers, strict=True)
+    ]
+
+
+def added(one: Statistics | None, other: Statistics | None) -> Statistics:
+    """The sums of two parts of a step."""
+    parts = [part for part in (one, other) if part is not None]
+    return Statistics(*(_added([getattr(part, side) for part in parts]) for side in SIDES))
+
+
+def _added(moments: Sequence[Moment | None]) -> Moment | None:
+    present = [moment for moment in moments if moment is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+    one, other = present
+    return Moment(one.total + other.total, one.count + other.count, one.uses + other.uses)
+
+
 def sum_everywhere(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
     """Each slot's sum on every rank; None if no rank has data."""
     if not slots:
