@@ -77,6 +77,7 @@ class SumStream:
         self._opening: tuple[list[Tensor], dist.Work] | None = None
         self._agreed: bool | None = None
         self._divisor = 1.0  # of Σδδᵀ
+        self._left: set[int] = set()  # ids of units that must wait for the step
         self._totals: dict[int, Tensor] = {}  # of own slots, by the slot's id
         self._counts: dict[int, Tensor] = {}  # of this rank's parts, by the slot's id
 
@@ -134,11 +135,13 @@ class SumStream:
     def _end_of_arrived(self) -> int | None:
         """The end of the buckets to send now; None if the next one has not arrived.
 
-        Layers that no forward pass has used are passed over if a layer behind them has arrived.
+        Layers that no forward pass has used, and those whose sums must wait for the step, are
+        passed over if a layer behind them has arrived.
         """
         number = len(self._buckets)
         for position in range(self.sent, (self.sent // number + 1) * number):
-            units = self._buckets[position % number].units
+            bucket = self._buckets[position % number]
+            units = [unit for unit in bucket.units if id(unit) not in self._left]
             if not all(self._of(unit).have_arrived(unit.parameters) for unit in units):
                 return None
             if any(self._of(unit).were_called(unit.parameters) for unit in units):
@@ -152,7 +155,8 @@ class SumStream:
         """A unit's parts out of the capture, the divisor of Σδδᵀ, and a function to free them."""
         group = self._of(unit)
         parts = unit.parts(group.collect(parameters=unit.parameters))
-        if parts is None:  # they are sent at the step
+        if parts is None:
+            self._left.add(id(unit))
             return [None] * len(unit.slots), 1.0, lambda: None
         return parts, self._divisor, lambda: group.release(unit.parameters)
 
@@ -252,8 +256,8 @@ class SumStream:
         rest = {index: dict(seen) for index, seen in captured.items()}
 
         def take_rest(unit: StreamUnit) -> Taken:
-            seen = rest[unit.group]
-            parts = None if dropped else unit.parts(seen)
+            seen = {} if dropped else rest[unit.group]
+            parts = unit.parts(seen)
             if parts is None:
                 return [None] * len(unit.slots), 1.0, lambda: None
             return parts, 1.0, lambda: seen.update(dict.fromkeys(unit.parameters, NOTHING))
