@@ -95,7 +95,8 @@ class LayerHook(PlacedHook):
     ) -> Tensor | None:
         if not self.open or _is_exported():
             return None
-        self.called = True
+        if not torch.compiler.is_compiling():
+            self.called = True
         if module.training and not torch.compiler.is_compiling() and not in_backward():
             # Not in a backward pass: there this is a recomputation, and gradients may be pending.
             self.shared.remember_mask()

@@ -233,7 +233,8 @@ class GroupCapture:
                 hook.called = False
         self.shared.clear()
         self.forget_sums()
-        self.shared.deliveries.begin()
+        if self.shared.deliveries.listener is not None:
+            self.shared.deliveries.begin()
 
     def forget_sums(self) -> None:
         """Drop the statistics of backward passes, as `zero_grad` drops their gradients."""
@@ -271,6 +272,7 @@ class ModelCapture:
         self.model: nn.Module | None = None
         self.groups: list[GroupCapture] = []
         self.scaler: torch.amp.GradScaler | None = None
+        self.epoch = 0  # changes when hooks are placed or gated
         self._listener: Callable[[], None] | None = None
         self._layout = layout
         self._sides = sides
@@ -317,6 +319,7 @@ class ModelCapture:
         """Remove a group's hooks and place new ones."""
         capture, layout = self.groups[index], self._layout
         capture.remove()
+        self.epoch += 1
         capture.placed_for = self._settings(group)
         for parameter in group["params"]:
             layout.phases.pop(parameter, None)
@@ -362,6 +365,7 @@ class ModelCapture:
         Returns the groups whose hooks were placed again because their settings have changed.
         """
         changed = []
+        self.epoch += 1
         for index, (capture, group) in enumerate(zip(self.groups, groups, strict=True)):
             if self.model is not None and capture.placed_for != self._settings(group):
                 self.place(index, group)
@@ -435,6 +439,7 @@ class ModelCapture:
     def remove(self) -> None:
         """Take every hook off the model."""
         remove_hooks(self.groups)
+        self.epoch += 1
         self.model = None
 
 

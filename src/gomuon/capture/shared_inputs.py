@@ -159,7 +159,7 @@ class SharedInputs:
     @property
     def expect(self) -> Callable[[list[Tensor]], None] | None:
         """For taps: notes what will be delivered, if sums are sent away in the backward pass."""
-        if self.deliveries.listener is None or torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or self.deliveries.listener is None:
             return None
         return self.deliveries.expect
 

@@ -35,10 +35,10 @@ class Ranks:
     def new_group(self) -> dist.ProcessGroup:
         """Another process group of the same ranks, made by all of them at the same time."""
         group: Any = self.group or dist.group.WORLD
-        backend = group._get_backend(self.device)
+        options = getattr(group._get_backend(self.device), "options", None)
         made: dist.ProcessGroup = dist.new_group(
             dist.get_process_group_ranks(group),
-            timeout=backend.options._timeout,
+            timeout=getattr(options, "_timeout", None),  # otherwise not the user's
             use_local_synchronization=True,
         )
         return made

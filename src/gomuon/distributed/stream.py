@@ -76,6 +76,7 @@ class SumStream:
         self._messages: list[Message] = []
         self._opening: tuple[list[Tensor], dist.Work] | None = None
         self._agreed: bool | None = None
+        self._epoch = self._capture.epoch
         self._divisor = 1.0  # of Σδδᵀ
         self._left: set[int] = set()  # ids of units that must wait for the step
         self._totals: dict[int, Tensor] = {}  # of own slots, by the slot's id
@@ -92,7 +93,7 @@ class SumStream:
     def advance(self) -> None:
         """Send the buckets whose turn it is and whose sums have arrived. Never waits."""
         with self._lock:
-            if self.failure is not None or self._capture.dropped or self._capture.paused:
+            if self.failure is not None or self._is_void or self._capture.paused:
                 return
             try:
                 if self._is_last() and self._may_send():
@@ -102,6 +103,13 @@ class SumStream:
                     self._finish_messages(wait=False)
             except Exception as failure:  # the step tells it to all ranks
                 self.failure = failure
+
+    @property
+    def _is_void(self) -> bool:
+        """Whether what was sent in this step belongs to gradients or hooks that are gone."""
+        return self._capture.dropped or (
+            self._opening is not None and self._epoch != self._capture.epoch
+        )
 
     def _may_send(self) -> bool:
         """Whether all ranks are known to have the same layout."""
@@ -116,6 +124,7 @@ class SumStream:
         """Make the layout and start to compare it with the others'."""
         if not self._buckets:
             self._buckets = buckets_of(self._capture, self._owners())
+        self._epoch = self._capture.epoch
         self._divisor = (self._capture.loss_scale * self._ranks.size) ** 2
         mine = torch.tensor(
             [checksum(description(self._buckets))], dtype=torch.float64, device=self._ranks.device
@@ -240,7 +249,7 @@ class SumStream:
     def _finished(self, captured: Captured, keep: bool) -> Captured:
         if not self._buckets:
             self._buckets = buckets_of(self._capture, self._owners())
-        dropped = self._capture.dropped or not keep
+        dropped = self._is_void or not keep
         needed, residue = (self.sent, False) if dropped else self._needed(captured)
         opened = self._opening is not None
         table = self._ranks.gather([opened, self.sent, needed, dropped, residue])
