@@ -17,6 +17,9 @@ from gomuon import GoMuon
 from gomuon.distributed import stream, stream_layout
 from gomuon.distributed.owners import Owners
 from gomuon.distributed.stream import SumStream
+from gomuon.lab.costs.estimate import RankLayout, estimate_cost
+from gomuon.lab.costs.planned_model import PlannedModel
+from gomuon.lab.costs.traffic import Mesh
 from gomuon.optimizer import MatrixOptimizer
 from tests.distributed.launcher import Place, launch
 from tests.distributed.test_equality import experts
@@ -111,10 +114,14 @@ def all_peaks(place: Place) -> dict[tuple[str, bool], list[tuple[int, int]]]:
 
 
 def test_a_rank_holds_the_sums_of_two_units_and_not_of_all(tmp_path: Path) -> None:
+    about = PlannedModel("deep", Deep(), 8, 1.0, None, 1.0)
+    planned = estimate_cost("go-muon", about, RankLayout(Mesh(replicas=2)), {})
+    assert planned.moments == LAYERS * UNIT
     for rank, answer in enumerate(launch(2, all_peaks, tmp_path)):
         for kind in ("ddp", "fsdp"):
             for most, with_messages in answer[kind, True]:  # the first step already
                 assert UNIT <= most <= with_messages <= 2 * UNIT, (rank, kind)
+                assert with_messages < planned.held < planned.moments / 2
             for most, _ in answer[kind, False]:
                 assert most == LAYERS * UNIT, (rank, kind)
 
