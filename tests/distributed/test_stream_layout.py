@@ -32,7 +32,9 @@ def layout(
     optimizer = GoMuon(model)
     if forward:
         model(torch.randn(4, 8))
-    names = {p: name.removesuffix(".weight") for name, p in model.named_parameters()}
+    names: dict[Tensor, str] = {
+        p: name.removesuffix(".weight") for name, p in model.named_parameters()
+    }
     owners = {p: int(name == "up") for p, name in names.items()}
     return buckets_of(optimizer._capture, owners), names
 

@@ -31,6 +31,19 @@ WIDTH, LAYERS = 384, 24
 UNIT = 2 * WIDTH * WIDTH * 4  # Σxxᵀ and Σδδᵀ of one layer, float32
 
 
+WATCHED: list[SumStream] = []  # the streams whose messages a backward pass waits for
+
+
+def settle() -> None:
+    """Wait until this rank's messages have been sent, as layers of a real size would."""
+    deadline = time.monotonic() + 20
+    for watched in WATCHED:
+        works = [message.work for message in watched._messages]
+        works += [] if watched._opening is None else [watched._opening[1]]
+        while not all(work.is_completed() for work in works) and time.monotonic() < deadline:
+            time.sleep(0.001)
+
+
 class InStep(torch.autograd.Function):
     """The identity, at which the ranks' backward passes wait for each other, and for messages."""
 
@@ -41,7 +54,7 @@ class InStep(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Tensor:
         dist.barrier()
-        time.sleep(0.03)
+        settle()
         return g
 
 
@@ -82,6 +95,7 @@ def peaks(place: Place, kind: str, streams: bool) -> list[tuple[int, int]]:
     model = wrapped(Deep(), kind)
     optimizer = GoMuon(model, refresh_every=1)
     messages = stream_of(optimizer)
+    WATCHED[:] = [messages]
     if not streams:
         optimizer._capture.listen(None)
     most = [0, 0]
