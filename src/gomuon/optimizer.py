@@ -8,7 +8,7 @@ It does little itself. It calls its collaborators: the layout of its parameters
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any, ClassVar, Self, TypedDict
 
@@ -166,6 +166,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 self._step.take(self.param_groups, present, team, captured, self._capture)
             else:
                 self._raise_or_skip(fault)
+        self._stream_sums(team)
         self._gate()
         return loss
 
@@ -228,6 +229,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
         # work. Without ranks its model gets no hook, so that torch.jit.script can compile it.
         if self._captures or is_distributed():
             self._teams.watch(model)
+        if self._captures and self._teams.is_known(self.param_groups):
+            with suppress(ValueError):  # the step raises it
+                self._stream_sums(self._team())
 
     def remove_hooks(self) -> None:
         """Remove every hook from the model. The geometry then does not change any more."""
@@ -350,6 +354,13 @@ class MatrixOptimizer(torch.optim.Optimizer):
             self._step.participants.clear()
             self._state_not_divided = True
         return team
+
+    def _stream_sums(self, team: Team) -> None:
+        """Send captured sums during backward passes. All ranks call this at the same time."""
+        if self._capture.model is not None and self._captures:
+            # Weak: the team must not keep its optimizer alive.
+            choose = weakref.WeakMethod(self._choose_owners)
+            team.stream_sums(self._capture, partial(_call, choose), self._teams.wrapper.averages)
 
     def _continue_without_wrapper(self, team: Team) -> None:
         """No wrapper was found: divide the state, and warn if there are other ranks."""
@@ -539,6 +550,12 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._step.participants.clear()
         self._teams.compare_again()
         self._gate()
+
+
+def _call(method: "weakref.WeakMethod[Callable[..., Any]]", *args: Any) -> Any:
+    found = method()
+    assert found is not None
+    return found(*args)
 
 
 def _before_step(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:

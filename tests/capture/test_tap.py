@@ -70,7 +70,7 @@ def run(reader: Rows, x: Tensor, y: Tensor, *, masked: bool, passes: int) -> tup
     ]
     with Operations() as seen:
         for _ in range(passes):
-            Tap.apply(y, x, mask, reader, cuts, None, *leaves).sum().backward()
+            Tap.apply(y, x, mask, reader, cuts, None, None, *leaves).sum().backward()
         found = inputs.moment, gradients.moment
     return *found, seen
 

@@ -92,6 +92,7 @@ def test_shards_are_torchs_chunks(rows: int, shards: int) -> None:
 # One 5×3 weight with its factors of side 3 and 5, and one 4×2 weight without.
 UNITS = [Unit(("a",), ((5, 3),), (9, 25)), Unit(("b",), ((4, 2),))]
 COUNTS = 2 * 2 * 8  # two float64 beside each of the two moments
+STREAM = 6 * 8  # six float64 to each other rank, where moments are sent in the backward pass
 FACTOR = 8  # a float64 with every tensor of a step
 
 
@@ -112,9 +113,9 @@ def test_with_replicas_only_owners_send_whole_steps() -> None:
     ]
     moments = 34 * 4 + COUNTS
     assert step_bytes(UNITS, [1, 2], mesh, refresh=True) == [
-        status + moments,
-        status + steps[0],
-        status + steps[1] + moments,
+        status + 2 * STREAM + moments,
+        status + 2 * STREAM + steps[0],
+        status + 2 * STREAM + steps[1] + moments,
     ]
 
 
@@ -127,8 +128,8 @@ def test_with_shards_only_rows_travel() -> None:
     ]
     mixed = step_bytes(UNITS, [0, 1], mesh, refresh=True, gradient_size=2, working_size=4)
     assert mixed == [
-        status + 2 * 3 * 4 + FACTOR + 2 * 2 * 2,
-        status + 2 * 3 * 2 + 2 * 2 * 4 + FACTOR + 34 * 4 + COUNTS,
+        status + STREAM + 2 * 3 * 4 + FACTOR + 2 * 2 * 2,
+        status + STREAM + 2 * 3 * 2 + 2 * 2 * 4 + FACTOR + 34 * 4 + COUNTS,
     ]
 
 

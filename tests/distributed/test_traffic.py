@@ -36,12 +36,17 @@ def counted(place: Place) -> Iterator[list[float]]:
         return real["all_gather"](outputs, mine, *args, **kwargs)
 
     def ring(value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        sent[0] += 2 * (ranks - 1) / ranks * size(value)
+        if dist.get_world_size(kwargs.get("group")) == ranks:  # not FSDP2's, of the replicas
+            sent[0] += 2 * (ranks - 1) / ranks * size(value)
         return real["all_reduce"](value, *args, **kwargs)
 
     def each(out: Tensor, mine: Tensor, get: list[int], give: list[int], **kwargs: Any) -> Any:
         sent[0] += size(mine) - give[place.rank] * mine.element_size()
         return real["all_to_all_single"](out, mine, get, give, **kwargs)
+
+    def to_one(value: Tensor, root: int, *args: Any, **kwargs: Any) -> Any:
+        sent[0] += size(value) * (place.rank != root)
+        return real["reduce"](value, root, *args, **kwargs)
 
     def never(*args: Any, **kwargs: Any) -> Any:
         raise AssertionError("objects are for the first step and for faults")
@@ -49,6 +54,7 @@ def counted(place: Place) -> Iterator[list[float]]:
     mine: dict[str, Callable[..., Any]] = {
         "all_gather": to_all,
         "all_reduce": ring,
+        "reduce": to_one,
         "all_to_all_single": each,
         "all_gather_object": never,
     }
@@ -80,11 +86,13 @@ def bytes_of_steps(place: Place, case: Sent, steps: int) -> list[float]:
     for step in range(steps):
         tokens = torch.randint(0, 65, (2, 16), generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
-        model(tokens).logsumexp(-1).mean().backward()
+        loss = model(tokens).logsumexp(-1).mean()
         if step == 0:  # ranks are compared
+            loss.backward()
             optimizer.step()
             continue
         with counted(place) as bytes_sent:
+            loss.backward()  # captured sums are sent here
             optimizer.step()
         sent.append(bytes_sent[0])
     return sent

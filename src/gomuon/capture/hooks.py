@@ -1,6 +1,7 @@
 """The hooks placed on a model: one on each captured layer, and one that detects DDP."""
 
 import math
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -68,6 +69,8 @@ class LayerHook(PlacedHook):
         self.shared = shared
         self.phase = phase
         self.open = False
+        self.called = False  # in a forward pass of this step
+        self.taken = False  # some of its sums of this step have been sent away
         self.wants_inputs = inputs
         self.wants_gradients = gradients
         self.rows = captured.rows
@@ -92,6 +95,8 @@ class LayerHook(PlacedHook):
     ) -> Tensor | None:
         if not self.open or _is_exported():
             return None
+        if not torch.compiler.is_compiling():
+            self.called = True
         if module.training and not torch.compiler.is_compiling() and not in_backward():
             # Not in a backward pass: there this is a recomputation, and gradients may be pending.
             self.shared.remember_mask()
@@ -111,13 +116,16 @@ class LayerHook(PlacedHook):
         if self.dtype_and_device != (weight.dtype, weight.device):
             self.make_probes(weight)  # the model was moved or converted
         mask = self._mask(output)
+        forms, *inputs = self._input_leaves(x, mask) if self.wants_inputs else [None] * 4
         tapped: Tensor = Tap.apply(
             output,
             x if self.wants_inputs else None,
             mask,
             self.rows,
             self.cuts,
-            *(self._input_leaves(x, mask) if self.wants_inputs else [None] * 4),
+            forms,
+            self.shared.expect,
+            *inputs,
             *(self._gradient_leaves(mask) if self.wants_gradients else [None] * 3),
         )
         return tapped
@@ -175,9 +183,17 @@ class LayerHook(PlacedHook):
         """Drop the statistics if the gradients that came with them were dropped."""
         if not self.was_zeroed:
             return
+        self.shared.deliveries.dropped |= self.taken
         self.shared.forget_sums_of(self)
         if self.inputs.total.grad is not None or self.gradients.total.grad is not None:
             self.forget_sums()
+
+    @property
+    def is_filled(self) -> bool:
+        """Whether backward passes have delivered to this layer's own probes."""
+        if self.wants_gradients:
+            return self.gradients.total.grad is not None
+        return self.inputs.total.grad is not None
 
     def forget_sums(self) -> None:
         """Drop the sums that backward passes delivered."""
@@ -208,6 +224,7 @@ class WrapperHook(PlacedHook):
         super().__init__()
         self.found = False
         self.process_group: Any = None  # the wrapper's; None is the default group
+        self._wrapper: weakref.ref[DistributedDataParallel] | None = None
 
     def watch(self, model: nn.Module) -> None:
         """Look for a wrapper in `model`. If there is none, look again at every forward pass."""
@@ -237,6 +254,15 @@ class WrapperHook(PlacedHook):
 
     def _set_wrapper(self, wrapper: DistributedDataParallel) -> None:
         self.found, self.process_group = True, wrapper.process_group
+        self._wrapper = weakref.ref(wrapper)
+
+    def averages(self) -> bool:
+        """Whether the wrapper averages gradients in a backward pass that runs now.
+
+        Inside of its `no_sync()` it does not: more micro-batches follow.
+        """
+        wrapper = None if self._wrapper is None else self._wrapper()
+        return wrapper is None or bool(wrapper.require_backward_grad_sync)
 
 
 def _modules_called(model: nn.Module) -> Iterator[nn.Module]:

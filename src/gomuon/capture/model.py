@@ -87,13 +87,21 @@ class GroupCapture:
             hook.handles.append(captured.module.register_forward_hook(hook, with_kwargs=True))
             self._hooks.setdefault(parameter, []).append(hook)
 
-    def collect(self, loss_scale: float = 1.0, ranks: int = 1) -> dict[Tensor, Statistics]:
+    def collect(
+        self,
+        loss_scale: float = 1.0,
+        ranks: int = 1,
+        parameters: Sequence[Tensor] | None = None,
+    ) -> dict[Tensor, Statistics]:
         """The sums of Equation (9) since the gate was set, by parameter.
 
         δ is divided by `loss_scale`, the factor on the loss in the backward pass, and by the number
-        of ranks, because gradients are averaged over the ranks after they were captured.
+        of ranks, because gradients are averaged over the ranks after they were captured. With
+        `parameters`, only their sums, and only of inputs that no other layers read.
         """
-        shared, sums = self.shared.terms(), dict[Any, Moment]()
+        some = None if parameters is None else self._hooks_of(parameters)
+        shared, sums = self.shared.terms(some), dict[Any, Moment]()
+        chosen = self._hooks if parameters is None else parameters
         return {
             parameter: Statistics(
                 _sum(
@@ -106,9 +114,66 @@ class GroupCapture:
                 ),
                 _unscaled(_sum(((_gradients(hook, loss_scale), 1.0) for hook in hooks), {}), ranks),
             )
-            for parameter, hooks in self._hooks.items()
+            for parameter, hooks in ((p, self._hooks[p]) for p in chosen)
             if any(hook.open for hook in hooks)
         }
+
+    # ---- sums that are sent away during the backward pass ----------------------------------------
+
+    def _hooks_of(self, parameters: Iterable[Tensor]) -> dict[LayerHook, None]:
+        return dict.fromkeys(hook for parameter in parameters for hook in self._hooks[parameter])
+
+    def leader_of(self, parameter: Tensor) -> Tensor:
+        """The parameter whose layer is the first that reads the same inputs, as far as is known."""
+        leaders = self.shared.leaders
+        hook = self._hooks[parameter][0]
+        passed = {hook}
+        while (leader := leaders.get(hook, hook)) not in passed:
+            passed.add(leader)
+            hook = leader
+        return hook.weight
+
+    def were_called(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether a forward pass of this step has used one of these parameters."""
+        return any(hook.called for hook in self._hooks_of(parameters))
+
+    def have_arrived(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether the sums of all used layers of these parameters are here, and none is coming."""
+        hooks = self._hooks_of(parameters)
+        inputs, awaits = self.shared.read_by(hooks), self.shared.deliveries.awaits
+        counted = {
+            hook
+            for shared in inputs
+            if shared.filled
+            for hook, count in shared.counts.items()
+            if count.grad is not None
+        }
+        return (
+            # A probe of output gradients gets those of all uses at once, an input those of one use.
+            all(
+                hook.is_filled or (hook in counted and not hook.wants_gradients)
+                for hook in hooks
+                if hook.called
+            )
+            and not any(awaits((*h.inputs.leaves, *h.gradients.leaves)) for h in hooks)
+            and not any(awaits(shared.leaves) for shared in inputs)
+        )
+
+    def release(self, parameters: Sequence[Tensor]) -> None:
+        """Drop the sums that `collect` gave for these parameters: they have been sent away."""
+        hooks = self._hooks_of(parameters)
+        self.shared.release(hooks)
+        for hook in hooks:
+            hook.forget_sums()
+            hook.taken = True
+
+    def forget_taken(self) -> None:
+        """What was sent away has been used: sums may be dropped again."""
+        self.shared.deliveries.dropped = False
+        for hook in self._hooks_of(self._hooks):
+            hook.taken = False
+
+    # ----------------------------------------------------------------------------------------------
 
     def shapes(self) -> dict[Tensor, MomentShapes]:
         """Shapes of the moments to capture in this step, by parameter."""
@@ -151,6 +216,7 @@ class GroupCapture:
         ]
         if not hooks:
             return
+        self.shared.deliveries.paused = True  # these sums replace others of the whole step
         probes = [leaf for hook in hooks for leaf in hook.gradients.leaves]
         # Gradients are computed for the probes only, so no weight's gradient changes.
         found = torch.autograd.grad(loss, probes, retain_graph=True, allow_unused=True)
@@ -164,14 +230,18 @@ class GroupCapture:
             for hook in hooks:
                 hook.open = is_due(hook.phase)
                 self.shared.open |= hook.open
+                hook.called = False
         self.shared.clear()
         self.forget_sums()
+        if self.shared.deliveries.listener is not None:
+            self.shared.deliveries.begin()
 
     def forget_sums(self) -> None:
         """Drop the statistics of backward passes, as `zero_grad` drops their gradients."""
         self.shared.forget_sums()
         for hooks in self._hooks.values():
             for hook in hooks:
+                self.shared.deliveries.dropped |= hook.taken
                 hook.forget_sums()
 
     def remove(self) -> None:
@@ -181,6 +251,7 @@ class GroupCapture:
             for hook in hooks:
                 hook.remove()
         self._hooks.clear()
+        self.shared.leaders.clear()
 
 
 class ModelCapture:
@@ -201,6 +272,8 @@ class ModelCapture:
         self.model: nn.Module | None = None
         self.groups: list[GroupCapture] = []
         self.scaler: torch.amp.GradScaler | None = None
+        self.epoch = 0  # changes when hooks are placed or gated
+        self._listener: Callable[[], None] | None = None
         self._layout = layout
         self._sides = sides
         self._observes = observes
@@ -217,6 +290,7 @@ class ModelCapture:
     def add_group(self, index: int, group: Group) -> None:
         """Place and gate the hooks of an added group."""
         self.place(index, group)
+        self.groups[index].shared.deliveries.listener = self._listener
         self.groups[index].gate(partial(self._observes, group))
 
     def captures(self, group: Group) -> bool:
@@ -245,6 +319,7 @@ class ModelCapture:
         """Remove a group's hooks and place new ones."""
         capture, layout = self.groups[index], self._layout
         capture.remove()
+        self.epoch += 1
         capture.placed_for = self._settings(group)
         for parameter in group["params"]:
             layout.phases.pop(parameter, None)
@@ -290,6 +365,7 @@ class ModelCapture:
         Returns the groups whose hooks were placed again because their settings have changed.
         """
         changed = []
+        self.epoch += 1
         for index, (capture, group) in enumerate(zip(self.groups, groups, strict=True)):
             if self.model is not None and capture.placed_for != self._settings(group):
                 self.place(index, group)
@@ -306,12 +382,37 @@ class ModelCapture:
         """This rank's statistics of this step, by group. Closed groups are left out."""
         if not self.is_open:
             return {}
-        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
+        scale = self.loss_scale
         return {
             index: capture.collect(scale, ranks)
             for index, capture in enumerate(self.groups)
             if capture.shared.open
         }
+
+    @property
+    def loss_scale(self) -> float:
+        return 1.0 if self.scaler is None else self.scaler.get_scale()
+
+    def listen(self, listener: Callable[[], None] | None) -> None:
+        """Call `listener` in the backward pass whenever sums have been delivered."""
+        self._listener = listener
+        for capture in self.groups:
+            capture.shared.deliveries.listener = listener
+
+    def forget_taken(self) -> None:
+        """What was sent away has been used: sums may be dropped again."""
+        for capture in self.groups:
+            capture.forget_taken()
+
+    @property
+    def dropped(self) -> bool:
+        """Whether sums were dropped after some of them had been sent away."""
+        return any(capture.shared.deliveries.dropped for capture in self.groups)
+
+    @property
+    def paused(self) -> bool:
+        """Whether this step's sums must stay here until the step."""
+        return any(capture.shared.deliveries.paused for capture in self.groups)
 
     def shapes(self, index: int) -> dict[Tensor, MomentShapes]:
         """Shapes of the moments a group captures in this step, by parameter."""
@@ -338,6 +439,7 @@ class ModelCapture:
     def remove(self) -> None:
         """Take every hook off the model."""
         remove_hooks(self.groups)
+        self.epoch += 1
         self.model = None
 
 

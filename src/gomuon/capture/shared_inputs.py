@@ -5,7 +5,7 @@ that can deliver its moment. After a backward pass has reached it, it is kept un
 """
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary, WeakValueDictionary
@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary, WeakValueDictionary
 import torch
 from torch import Tensor
 
+from gomuon.capture.deliveries import Deliveries
 from gomuon.capture.tap import backward_pass, gradient, in_backward, leaf
 from gomuon.moments import Moment, count_dtype
 
@@ -90,6 +91,17 @@ class SharedInput:
         ):
             gradient(mine).add_(gradient(theirs))
 
+    @property
+    def leaves(self) -> list[Tensor | None]:
+        return [self.total, self.counted, *self.counts.values()]
+
+    def reset(self) -> None:
+        """Drop the sums. Another backward pass through the same graph begins anew."""
+        self.chosen = None
+        for probe in self.leaves:
+            if probe is not None:
+                probe.grad = None
+
     def may_join(self, other: "SharedInput") -> bool:
         """Whether the sums of another shared input may be added to these."""
         return (self.mask is None) == (other.mask is None) and self.times == other.times
@@ -100,6 +112,8 @@ class SharedInputs:
 
     def __init__(self) -> None:
         self.open = False  # whether any hook of the group captures
+        self.deliveries = Deliveries()
+        self.leaders: dict[LayerHook, LayerHook] = {}  # of readers that ever shared an input
         self._mask: Tensor | None = None
         self._last_mask: Tensor | None = None
         # In the order of the forward passes. Weak references: the tap's graph keeps an input alive.
@@ -125,6 +139,7 @@ class SharedInputs:
             and known.leader.cuts[0] == hook.cuts[0]
             and self._is_active(known)
         ):
+            self.leaders[hook] = known.leader
             return known
         shared = SharedInput(hook, x, mask)
         self._by_id[id(x)] = shared
@@ -141,10 +156,33 @@ class SharedInputs:
             self._reached.add(shared)
         return shared.forms(hook)
 
-    def terms(self) -> dict["LayerHook", list[Term]]:
-        """The terms of each hook's Σ x xᵀ: filled inputs, and how many times each is added."""
+    @property
+    def expect(self) -> Callable[[list[Tensor]], None] | None:
+        """For taps: notes what will be delivered, if sums are sent away in the backward pass."""
+        if torch.compiler.is_compiling() or self.deliveries.listener is None:
+            return None
+        return self.deliveries.expect
+
+    def read_by(self, hooks: Collection["LayerHook"]) -> list[SharedInput]:
+        """Inputs that these hooks read, and no others do."""
+        leaders = [self._inputs_by_leader.get(hook, ()) for hook in hooks]
+        return [s for led in leaders for s in led if all(hook in hooks for hook in s.counts)]
+
+    def release(self, hooks: Collection["LayerHook"]) -> None:
+        """Drop the sums of inputs that these hooks read, and no others do."""
+        for shared in self.read_by(hooks):
+            if shared.filled:
+                shared.reset()
+                self._reached.discard(shared)
+
+    def terms(self, hooks: Collection["LayerHook"] | None = None) -> dict["LayerHook", list[Term]]:
+        """The terms of each hook's Σ x xᵀ: filled inputs, and how many times each is added.
+
+        With `hooks`, only those of inputs that no other hooks read.
+        """
         terms: dict[LayerHook, list[Term]] = {}
-        for shared in (shared for led in self._inputs_by_leader.values() for shared in led):
+        every = (shared for led in self._inputs_by_leader.values() for shared in led)
+        for shared in every if hooks is None else self.read_by(hooks):
             if shared.filled and (times := shared.times):
                 moment = shared.moment
                 for hook, often in times.items():

@@ -78,6 +78,7 @@ class Tap(torch.autograd.Function):
         rows: Rows,
         cuts: tuple[SumCut, SumCut],
         forms: Callable[[], bool] | None,
+        expect: Callable[[list[Tensor]], None] | None,
         *leaves: Tensor | None,
     ) -> Tensor:
         # The layer itself also saves x, so this needs no extra memory. (Under autocast the layer
@@ -87,7 +88,8 @@ class Tap(torch.autograd.Function):
         # Not saved with x: activation checkpointing saves x again, perhaps under another mask. A
         # copy, because the user may write to the mask.
         ctx.mask = None if mask is None or traced else mask.clone()
-        ctx.rows, ctx.cuts, ctx.forms = rows, cuts, forms
+        ctx.rows, ctx.cuts, ctx.forms, ctx.expect = rows, cuts, forms, expect
+        ctx.leaves = () if expect is None else leaves
         ctx.dtypes = tuple(None if probe is None else probe.dtype for probe in leaves)
         # Not a view: in-place activations may write to it. Nothing else keeps y alive.
         return y.clone()
@@ -96,7 +98,7 @@ class Tap(torch.autograd.Function):
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         if not torch.compiler.is_compiling() and _is_batched(g):
             # A batch of gradients, for example of a Jacobian. These never reach the weights.
-            return g, *[None] * 11
+            return g, *[None] * 12
         inputs_dtype, inputs_known, inputs_counted = ctx.dtypes[:3]
         gradients_dtype, gradients_known, gradients_counted = ctx.dtypes[3:]
         x, mask = ctx.saved_tensors
@@ -119,11 +121,14 @@ class Tap(torch.autograd.Function):
         of_x, of_g = ctx.cuts
         A = None if rows_x is None else moment(rows_x, inputs_dtype, of_x)  # (9) Σ x xᵀ
         B = None if rows_g is None else moment(rows_g, gradients_dtype, of_g)  # (9) Σ δ δᵀ
-        return (
-            *(g, None, None, None, None, None),
+        delivered = (
             *(A, known if inputs_known else None, counted if inputs_counted and forms else None),
             *(B, known if gradients_known else None, counted if gradients_counted else None),
         )
+        if ctx.expect is not None:
+            both = zip(ctx.leaves, delivered, strict=True)
+            ctx.expect([leaf for leaf, value in both if leaf is not None and value is not None])
+        return (g, None, None, None, None, None, None, *delivered)
 
 
 def _pair(numbers: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:

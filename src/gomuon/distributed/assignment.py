@@ -21,7 +21,7 @@ class Unit:
     Attributes:
         names: the names of the layers.
         tensors: (rows, elements per row) of every parameter. Shards divide the rows.
-        moments: number of elements of every captured sum that is sent to the owner.
+        moments: how many numbers are sent to the owner for every captured sum.
         cost: the owner's work, used to balance the ranks.
     """
 

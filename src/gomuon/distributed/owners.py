@@ -9,11 +9,13 @@ All ranks send the same messages in the same order. The lab's `costs/traffic.py`
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gomuon.capture.model import ModelCapture
 from gomuon.distributed.agreement import Agreement
 from gomuon.distributed.assignment import owners_of
 from gomuon.distributed.divided_state import consolidated
@@ -22,8 +24,10 @@ from gomuon.distributed.owned import OwnedLayer, OwnedMatrix
 from gomuon.distributed.ranks import NOTHING_CHANGED, Ranks
 from gomuon.distributed.replicated import any_rank, fail_together
 from gomuon.distributed.shards import RowRanges, find_row_ranges
-from gomuon.distributed.sums import slots_of, statistics_of, sum_to_owners
+from gomuon.distributed.stream import SumStream
+from gomuon.distributed.sums import added, slots_of, statistics_of, sum_to_owners
 from gomuon.distributed.team import Captured, ChooseOwners, Group, LocalCheck
+from gomuon.errors import RankError
 from gomuon.functional.linalg import working_dtype
 from gomuon.geometry.base import Geometry
 from gomuon.moments import MomentShapes, Shape, Statistics
@@ -46,11 +50,29 @@ class Owners:
         self._owners: Mapping[Tensor, int] = {}
         self._row_ranges: dict[Tensor, RowRanges] = {}
         self._sent: list[tuple[Sequence[OwnedMatrix], Exchange]] = []
+        self._stream: SumStream | None = None
 
     def agree(
         self, check: LocalCheck, method: str, groups: Sequence[Group]
     ) -> tuple[str | None, Captured]:
-        return self.agreement.before_step(check, method, groups)
+        stream = self._stream
+        if stream is None:
+            return self.agreement.before_step(check, method, groups)
+        try:
+            fault, captured = self.agreement.before_step(stream.checked(check), method, groups)
+        except Exception as failure:
+            # All ranks raise. Unless a message failed, the messages of the backward pass can match.
+            if not (isinstance(failure, RankError) and failure.__cause__ is not None):
+                stream.finish({}, keep=False)
+            raise
+        return fault, stream.finish(captured, keep=fault is None) if captured else captured
+
+    def stream_sums(
+        self, capture: ModelCapture, choose: ChooseOwners, is_last: Callable[[], bool]
+    ) -> None:
+        if self._stream is None and self.size > 1:
+            self._stream = SumStream(self.ranks, capture, partial(choose, self.size), is_last)
+            capture.listen(self._stream.advance)
 
     def compare_again(self) -> None:
         self.agreement.compared = False
@@ -153,8 +175,15 @@ class Owners:
         wanted: Mapping[Tensor, MomentShapes],
     ) -> Mapping[Tensor, Statistics]:
         owners = {matrix.parameter: matrix.owner for matrix in matrices}
-        slots = slots_of(owners, seen, wanted, inputs_agree=self.agreement.inputs_agree)
-        return statistics_of(slots, sum_to_owners(slots, self.ranks))
+        stream = self._stream
+        if stream is None or stream.received is None:
+            slots = slots_of(owners, seen, wanted, inputs_agree=self.agreement.inputs_agree)
+            return statistics_of(slots, sum_to_owners(slots, self.ranks))
+        if not stream.residue:
+            return stream.received
+        slots = slots_of(owners, seen, wanted, inputs_agree=False)
+        rest = statistics_of(slots, sum_to_owners(slots, self.ranks))
+        return {p: added(stream.received.get(p), rest.get(p)) for p in owners}
 
     # ---- the work on a group ---------------------------------------------------------------------
 
@@ -178,6 +207,8 @@ class Owners:
 
     def forget(self) -> None:
         self._sent = []
+        if self._stream is not None:
+            self._stream.received = None
 
     # ---- from the owner --------------------------------------------------------------------------
 
@@ -201,7 +232,7 @@ class Owners:
     def finish(self) -> None:
         for matrices, exchange in self._sent:
             self._apply(matrices, exchange)
-        self._sent.clear()
+        self.forget()
 
     def _apply(self, matrices: Sequence[OwnedMatrix], exchange: Exchange) -> None:
         """W ← factor·W − step, each rank its own rows."""

@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +27,21 @@ class Ranks:
     def number_of(self, global_rank: int) -> int:
         """The rank in this group of a global rank."""
         return global_rank if self.group is None else dist.get_group_rank(self.group, global_rank)
+
+    def global_rank(self, rank: int) -> int:
+        """The global rank of a rank in this group."""
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
+
+    def new_group(self) -> dist.ProcessGroup:
+        """Another process group of the same ranks, made by all of them at the same time."""
+        group: Any = self.group or dist.group.WORLD
+        options = getattr(group._get_backend(self.device), "options", None)
+        made: dist.ProcessGroup = dist.new_group(
+            dist.get_process_group_ranks(group),
+            timeout=getattr(options, "_timeout", None),  # otherwise not the user's
+            use_local_synchronization=True,
+        )
+        return made
 
     def gather(self, numbers: Sequence[float]) -> list[list[float]]:
         """The numbers of all ranks, by rank."""

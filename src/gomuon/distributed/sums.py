@@ -1,6 +1,7 @@
 """Adds up captured sums over all ranks and sends them to each matrix's owner, or to every rank.
 
-All ranks make the same slots in the same order. A rank with no data for a layer adds zeros.
+All ranks make the same slots in the same order. A rank with no data for a layer adds zeros. Sums
+are symmetric, so they are sent and added up as triangles.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from torch import Tensor
 from gomuon.distributed.messages import size_of
 from gomuon.distributed.ranks import Ranks
 from gomuon.functional.linalg import working_dtype
+from gomuon.functional.triangles import packed, packed_size, unpacked
 from gomuon.moments import (
     Moment,
     MomentShapes,
@@ -43,6 +45,11 @@ class Slot:
     shape: Shape
     dtype: torch.dtype
     local_part: Moment | None
+
+    @property
+    def numbers(self) -> int:
+        """How many numbers are sent for the sum."""
+        return packed_size(self.shape)
 
 
 def slots_of(
@@ -83,7 +90,7 @@ def sum_to_owners(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
         assert slot.owner is not None
         outgoing[slot.owner] += _parts(slot, ranks.device)
         if slot.owner == ranks.rank:
-            each = size_of(slot.shape, slot.dtype) + size_of((2,), count_dtype(ranks.device))
+            each = size_of((slot.numbers,), slot.dtype) + size_of((2,), count_dtype(ranks.device))
             incoming = [bytes_so_far + each for bytes_so_far in incoming]
     inboxes = ranks.start_exchange(outgoing, incoming).wait()
     totals: list[Tensor | None] = []
@@ -93,14 +100,61 @@ def sum_to_owners(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
             totals.append(None)
             continue
         parts = [
-            (inbox.take(slot.shape, slot.dtype), inbox.take((2,), count_dtype(ranks.device)))
+            (inbox.take((slot.numbers,), slot.dtype), inbox.take((2,), count_dtype(ranks.device)))
             for inbox in inboxes
         ]
         # Added in the order of the ranks, so the sum does not depend on the order of arrival.
-        totals.append(torch.stack([total for total, _ in parts]).sum(0))
+        total = torch.stack([numbers for numbers, _ in parts]).sum(0)
+        totals.append(unpacked(total, slot.shape))
         counts.append(torch.stack([part for _, part in parts]).sum(0))
     known = iter(_on_cpu(torch.stack(counts)) if counts else ())
     return [None if total is None else _moment(total, next(known)) for total in totals]
+
+
+def moments_at_owner(
+    slots: Sequence[Slot],
+    totals: Sequence[Tensor | None],
+    counts: Sequence[Tensor | None],
+    ranks: Ranks,
+) -> list[Moment | None]:
+    """Sums that their owners have already, with the counts of all ranks, which are sent here.
+
+    Args:
+        slots: what is summed.
+        totals: the sums of own slots; None where nothing was sent, and on other ranks.
+        counts: this rank's two numbers of rows for each slot; None if it had no data.
+        ranks: the ranks that work together.
+    """
+    device = ranks.device
+    outgoing: list[list[Tensor]] = [[] for _ in range(ranks.size)]
+    for slot, count in zip(slots, counts, strict=True):
+        assert slot.owner is not None
+        none = torch.zeros(2, dtype=count_dtype(device), device=device)
+        outgoing[slot.owner].append(none if count is None else stacked_counts([*count], device))
+    own = sum(slot.owner == ranks.rank for slot in slots)
+    each = own * size_of((2,), count_dtype(device))
+    inboxes = ranks.start_exchange(outgoing, [each] * ranks.size).wait()
+    known = sum(_on_cpu(inbox.take((own, 2), count_dtype(device))) for inbox in inboxes)
+    of_own = iter(known if isinstance(known, Tensor) else ())
+    numbers = [next(of_own) if slot.owner == ranks.rank else None for slot in slots]
+    return [
+        None if total is None or number is None else _moment(total, number)
+        for total, number in zip(totals, numbers, strict=True)
+    ]
+
+
+def added(one: Statistics | None, other: Statistics | None) -> Statistics:
+    """The sums of two parts of a step."""
+    parts = [part for part in (one, other) if part is not None]
+    return Statistics(*(_added([getattr(part, side) for part in parts]) for side in SIDES))
+
+
+def _added(moments: Sequence[Moment | None]) -> Moment | None:
+    present = [moment for moment in moments if moment is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+    one, other = present
+    return Moment(one.total + other.total, one.count + other.count, one.uses + other.uses)
 
 
 def sum_everywhere(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
@@ -112,14 +166,15 @@ def sum_everywhere(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
     totals: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(slot.dtype for slot in slots):
         places = [place for place, slot in enumerate(slots) if slot.dtype == dtype]
-        flat = torch.cat([parts[place][0].flatten() for place in places])
+        flat = torch.cat([parts[place][0] for place in places])
         ranks.sum_in_place(flat)
-        pieces = flat.split([parts[place][0].numel() for place in places])
+        pieces = flat.split([slots[place].numbers for place in places])
         totals.update(zip(places, pieces, strict=True))
     ranks.sum_in_place(counts)
     counts = _on_cpu(counts)
     return [
-        _moment(totals[place].view(slot.shape), counts[place]) for place, slot in enumerate(slots)
+        _moment(unpacked(totals[place], slot.shape), counts[place])
+        for place, slot in enumerate(slots)
     ]
 
 
@@ -133,12 +188,12 @@ def statistics_of(slots: Sequence[Slot], sums: Sequence[Moment | None]) -> dict[
 
 
 def _parts(slot: Slot, device: torch.device) -> tuple[Tensor, Tensor]:
-    """This rank's part: the total, and its two counts."""
+    """This rank's part: the total as triangles, and its two counts."""
     part = slot.local_part
     if part is None:
-        zeros = torch.zeros(slot.shape, dtype=slot.dtype, device=device)
+        zeros = torch.zeros(slot.numbers, dtype=slot.dtype, device=device)
         return zeros, torch.zeros(2, dtype=count_dtype(device), device=device)
-    return part.total.to(slot.dtype), stacked_counts([part.count, part.uses], device)
+    return packed(part.total.to(slot.dtype)), stacked_counts([part.count, part.uses], device)
 
 
 def _on_cpu(counts: Tensor) -> Tensor:

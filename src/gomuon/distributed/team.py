@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 
 from gomuon.capture.hooks import WrapperHook
+from gomuon.capture.model import ModelCapture
 from gomuon.geometry.base import Geometry
 from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.layout import Layout, MatrixParameter
@@ -94,6 +95,16 @@ class Team(Protocol):
         """Whether something is true on any rank."""
         ...
 
+    def stream_sums(
+        self, capture: ModelCapture, choose: ChooseOwners, is_last: Callable[[], bool]
+    ) -> None:
+        """From now on send captured sums during backward passes, if there are owners.
+
+        All ranks call this at the same time. `is_last` says whether the running backward pass is
+        the last one of its step, as far as is known.
+        """
+        ...
+
     def owners(self, choose: ChooseOwners) -> Mapping[Tensor, int]:
         """The rank that owns each matrix; empty where there are no owners."""
         ...
@@ -159,6 +170,11 @@ class Alone:
     def any(self, here: bool) -> bool:
         return here
 
+    def stream_sums(
+        self, capture: ModelCapture, choose: ChooseOwners, is_last: Callable[[], bool]
+    ) -> None:
+        pass
+
     def owners(self, choose: ChooseOwners) -> Mapping[Tensor, int]:
         return {}
 
@@ -217,6 +233,11 @@ class TeamFinder:
         changed = self._last is not None and team is not self._last
         self._last = team
         return team, changed
+
+    def is_known(self, groups: Sequence[Group]) -> bool:
+        """Whether the ranks that work together are known before the first step."""
+        sharded = any(is_sharded(p) for group in groups for p in group["params"])
+        return is_distributed() and (sharded or self.wrapper.found)
 
     def compare_again(self) -> None:
         """Compare all ranks again in the next step, as in the first step."""

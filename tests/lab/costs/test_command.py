@@ -129,6 +129,7 @@ def test_sharding_spreads_state_and_work_and_keeps_their_sums(
             matrices = one["state"]["mean"] - many["state"]["mean"]
             assert matrices > 0.6 * one["state"]["mean"]  # of which three quarters went elsewhere
             assert many["moments"] == one["moments"]
+            assert one["held"] == one["moments"]
             assert 1 <= many["imbalance"] <= 4
             assert {owner for _, owner in many["owned"]} == {0, 1, 2, 3}
             assert len(many["owned"]) == len(one["owned"])
@@ -140,6 +141,7 @@ def test_replicated_work_is_every_ranks(capsys: pytest.CaptureFixture[str]) -> N
     for one, many in zip(alone["methods"], together["methods"], strict=True):
         for key in ("state", "reuse", "refresh", "amortised"):
             assert many[key] == one[key]
+        assert many["held"] == many["moments"] == one["moments"]
         assert many["owned"] == []
     assert together["methods"][1]["sent_reuse"]["largest"] == status_bytes(4)  # Muon
 

@@ -53,6 +53,7 @@ def cost_rows(comparison: CostComparison) -> list[tuple[str, ...]]:
         ("state, most", *(most(f.state, "B") for f in methods)),
         ("state, mean", *(mean(f.state, "B") for f in methods)),
         ("captured sums", *(human(f.moments, "B") for f in methods)),
+        ("captured sums, at one time", *(human(f.held, "B") for f in methods)),
         ("work, reuse step", *(most(f.reuse, "FLOP") for f in methods)),
         ("work, refresh step", *(most(f.refresh, "FLOP") for f in methods)),
         ("work, amortised", *(most(f.amortised, "FLOP") for f in methods)),
@@ -83,8 +84,9 @@ def heading(comparison: CostComparison) -> str:
 def notes(comparison: CostComparison) -> list[str]:
     """What to know about the numbers."""
     lines = [
-        "All numbers are per rank; work is that of the busiest rank. Captured sums exist from the "
-        "backward pass of a refresh step to its end. Decompositions use textbook FLOP counts.",
+        "All numbers are per rank; work is that of the busiest rank. Captured sums exist on "
+        "refresh steps; with owners they are sent in the backward pass. Decompositions use "
+        "textbook FLOP counts.",
         f"Forward and backward of the model: {human(comparison.model_flops, 'FLOP')}.",
     ]
     if comparison.mesh.ranks > 1:

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from gomuon.distributed.assignment import Unit, imbalance, load_per_rank, owners_of
+from gomuon.distributed.stream_layout import BUCKET
 from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers, units_of
 from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
 from gomuon.lab.costs.traffic import Mesh, held_elements, replicated_bytes, step_bytes
@@ -58,7 +59,9 @@ class CostEstimate:
         method: the name on the command line.
         refresh_every: K; None for a method without refreshes.
         state: bytes of optimizer state.
-        moments: bytes of captured sums, on every rank from its backward pass to the step.
+        moments: bytes of the captured sums of all layers.
+        held: most bytes of captured sums on a rank at one time. With owners, sums are sent in the
+            backward pass: a unit, its message, and the sums this rank receives as an owner.
         reuse: FLOPs of a reuse step.
         refresh: FLOPs of a refresh step.
         amortised: FLOPs of a step, averaged over K steps.
@@ -73,6 +76,7 @@ class CostEstimate:
     refresh_every: int | None
     state: Spread
     moments: int
+    held: int
     reuse: Spread | None
     refresh: Spread | None
     amortised: Spread
@@ -160,11 +164,14 @@ def estimate_cost(
         )
 
     carried = over_ranks(amortised)
+    sums = wide * sum(_elements(unit) for unit in readers)
+    alone = ranks.replicate or ranks.mesh.ranks == 1
     return CostEstimate(
         method=name,
         refresh_every=every if renews else None,
         state=Spread.of(_state(units, owners, work, found, planned, ranks)),
-        moments=wide * sum(sum(_moment_sizes(unit)) for unit in readers),
+        moments=sums,
+        held=sums if alone else _held(readers, owned, owners, wide, ranks.mesh.ranks),
         reuse=Spread.of([x + moments * going_on for x in over_ranks(steady)]) if reuses else None,
         refresh=Spread.of([x + moments for x in over_ranks(renewing)]) if renews else None,
         amortised=Spread.of([x + moments / statistics_every for x in carried]),
@@ -193,7 +200,7 @@ def _elementwise(name: str, planned: PlannedModel, ranks: RankLayout) -> CostEst
     (_, size), nothing = _sizes(planned.model), Spread(0.0, 0.0)
     state = [float(x) for x in _adamw(every, size, ranks.mesh)]
     return CostEstimate(
-        name, None, Spread.of(state), 0, nothing, None, nothing, None, nothing, None, 1.0, ()
+        name, None, Spread.of(state), 0, 0, nothing, None, nothing, None, nothing, None, 1.0, ()
     )
 
 
@@ -244,16 +251,31 @@ def _apart(
     return list(units.values()), [owner for _, owner in units]
 
 
-def _moment_sizes(unit: Sequence[MatrixLayer]) -> tuple[int, ...]:
-    """Elements of each captured sum of layers that read one input."""
-    return tuple(sums.elements for sums, _ in moments_of(unit))
+def _elements(unit: Sequence[MatrixLayer]) -> int:
+    return sum(sums.elements for sums, _ in moments_of(unit))
+
+
+def _held(
+    readers: Sequence[Sequence[MatrixLayer]],
+    owned: Sequence[Unit],
+    owners: Sequence[int],
+    size: int,
+    ranks: int,
+) -> int:
+    """Most bytes of sums on a rank that sends each unit when it is complete, or a small bucket."""
+    packed = [size * sum(sums.sent for sums, _ in moments_of(unit)) for unit in readers]
+    whole = [size * _elements(unit) for unit in readers]
+    at_once = max((a + b for a, b in zip(whole, packed, strict=True)), default=0)
+    sending = min(max(at_once, 3 * BUCKET), sum(whole) + sum(packed))  # a bucket, as a message too
+    received = load_per_rank([float(size * sum(unit.moments)) for unit in owned], owners, ranks)
+    return sending + round(max(received))
 
 
 def _unit(layers: Sequence[MatrixLayer], cost: float) -> Unit:
     return Unit(
         tuple(layer.name for layer in layers),
         tuple(tensor for layer in layers for tensor in layer.tensors),
-        _moment_sizes(layers),
+        tuple(sums.sent for sums, _ in moments_of(layers)),
         cost,
     )
 

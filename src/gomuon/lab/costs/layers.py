@@ -46,6 +46,11 @@ class SideFactors:
     def elements(self) -> int:
         return self.elements_of(lambda d: d * d)
 
+    @property
+    def sent(self) -> int:
+        """Numbers that are sent for the sums: one triangle of each square."""
+        return self.elements_of(lambda d: d * (d + 1) // 2)
+
     def elements_of(self, square: Callable[[int], int]) -> int:
         """Numbers in something of this form, given those in a square of side d."""
         each = self.form.blocks * square(self.form.size)

@@ -2,7 +2,7 @@
 
     gradients   every rank of the owner's replica → the owner      its rows, if sharded
     weights     as gradients, for methods that read whole weights
-    moments     every rank → the owner                             on refresh steps only
+    moments     every rank → the owner                             in backward, on refresh steps
     steps       the owner → every rank                             the rows that rank holds
     status      every rank → every rank                            a few numbers, so that all agree
 
@@ -19,6 +19,8 @@ from gomuon.distributed.shards import shard_rows
 
 WIDE = 8  # bytes of a float64
 STATUS_NUMBERS = 5  # float64, from each rank to each other, before a step
+# float64, from each rank to each other, on refresh steps: what was sent in the backward pass.
+STREAM_NUMBERS = 6
 COUNTS = 2  # float64 beside each moment: rows and uses
 FACTOR = WIDE  # of the old weights, beside each tensor of a step
 
@@ -98,7 +100,10 @@ def step_bytes(
         working_size: bytes of an element of a moment or a step: float32, or float64 for float64.
         coupled: whether trust sums over the group, as K-FAC's does.
     """
-    sent = [status_bytes(mesh.ranks, groups, coupled)] * mesh.ranks
+    small = status_bytes(mesh.ranks, groups, coupled)
+    if refresh and any(unit.moments for unit in units):
+        small += STREAM_NUMBERS * WIDE * (mesh.ranks - 1)
+    sent = [small] * mesh.ranks
     for unit, owner in zip(units, owners, strict=True):
         held = held_elements(unit.tensors, mesh.shards)
         replica = owner // mesh.shards

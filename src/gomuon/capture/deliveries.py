@@ -1,0 +1,48 @@
+"""Sums on their way: what a backward pass is about to deliver, and who is told when it has arrived.
+
+Only used if sums are sent away during the backward pass. Otherwise nobody listens, and nothing is
+noted.
+"""
+
+from collections.abc import Callable, Iterable
+
+from torch import Tensor
+
+
+class Deliveries:
+    """The deliveries to the probes of one group.
+
+    Attributes:
+        listener: called after each delivery; None if nobody listens.
+        paused: sums stay here until the step.
+        dropped: sums were dropped after some of them had been taken away.
+    """
+
+    def __init__(self) -> None:
+        self.listener: Callable[[], None] | None = None
+        self.paused = False
+        self.dropped = False
+        self._awaited: set[int] = set()  # ids of leaves
+
+    def expect(self, leaves: Iterable[Tensor]) -> None:
+        """Called inside the backward pass: autograd will deliver to these leaves next."""
+        for leaf in leaves:
+            self._awaited.add(id(leaf))
+            # Registered here and once for each leaf, because most leaves never need it.
+            registered = leaf._post_accumulate_grad_hooks or {}
+            if self._arrived not in registered.values():
+                leaf.register_post_accumulate_grad_hook(self._arrived)
+
+    def _arrived(self, leaf: Tensor) -> None:
+        self._awaited.discard(id(leaf))
+        if self.listener is not None:
+            self.listener()
+
+    def awaits(self, leaves: Iterable[Tensor | None]) -> bool:
+        """Whether a delivery to one of these leaves is under way."""
+        return any(id(leaf) in self._awaited for leaf in leaves)
+
+    def begin(self) -> None:
+        """Forget what was awaited, before the forward passes of a step."""
+        self._awaited.clear()
+        self.paused = False
