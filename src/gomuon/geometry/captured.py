@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ SideName = Literal["left", "right"]
 Maps = Callable[[Sequence[Layer], Group], list[RootBatch]]
 StoreResult = Callable[[Layer, Tensor | None], bool]  # returns whether there was a result
 _Before = list[tuple[Layer, dict[str, Any]]]  # layers, and entries of their states
+
+Found = TypeVar("Found")
 
 _NO_ROWS, _USABLE, _UNUSABLE = range(3)  # what became of an observation
 
@@ -102,8 +104,11 @@ class CapturedMoments(Geometry):
         devices = {layer.parameter.device for stack in stacks for layer in stack.layers}
         if all(linalg.decomposes_well(device) for device in devices):
             failed = self.observe(observed, stacks, group)  # (27) A_t, B_t; (28) B̄_t
-            return [*failed, *self.renew(renewed, stacks, group)]  # (29) P_A, P_B
-        return self._refresh_with_one_wait(observed, renewed, stacks, group)
+            failed = [*failed, *self.renew(renewed, stacks, group)]  # (29) P_A, P_B
+        else:
+            failed = self._refresh_with_one_wait(observed, renewed, stacks, group)
+        _keep_factors(observed)
+        return failed
 
     def observe(
         self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group
@@ -203,7 +208,7 @@ class CapturedMoments(Geometry):
     ) -> None:
         """Factor ← average of factor and observation; unchanged if that is not `usable`."""
         factor = self._averaged(side, same[0], observed, group)
-        kept = same[0].state.get(f"{side}_factor")
+        kept = None if usable is None else same[0].computed(f"{side}_factor")
         if usable is not None and kept is not None:
             factor = torch.where(usable, factor, kept)
         for layer in same:
@@ -234,7 +239,7 @@ class CapturedMoments(Geometry):
     def _averaged(self, side: SideName, layer: Layer, observed: Tensor, group: Group) -> Tensor:
         """B̄_t ← β^K B̄ + (1 − β^K) B_t, Equations (22) and (28); the first B_t starts it."""
         beta = group.get(self.inputs_decay if side == "right" else "factor_decay")
-        factor = layer.state.get(f"{side}_factor")
+        factor = layer.computed(f"{side}_factor")
         if factor is None and self.start is not None:
             factor = (self.start * identity_like(observed)).expand_as(observed)
         if beta is None:
@@ -272,10 +277,10 @@ def map_batches(
     known = [layer for layer in layers if f"{side}_factor" in layer.state]
     shared = group_by_key(known, lambda layer: id(layer.state[f"{side}_factor"]))
     batches = []
-    for same_form in group_by_key(shared, lambda same: _likeness(same[0].state[f"{side}_factor"])):
-        factors = [same[0].state[f"{side}_factor"] for same in same_form]
-        stored = store_shared(same_form, store or as_map(f"{side}_map"))
-        batches.append(RootBatch(factors, root, stored, prepared))
+    computed = [(same, _not_none(same[0].computed(f"{side}_factor"))) for same in shared]
+    for same_form in group_by_key(computed, lambda both: _likeness(both[1])):
+        stored = store_shared([same for same, _ in same_form], store or as_map(f"{side}_map"))
+        batches.append(RootBatch([factor for _, factor in same_form], root, stored, prepared))
     return batches
 
 
@@ -293,6 +298,8 @@ def store_shared(
         failed: list[Layer] = []
         for index, same in enumerate(layers):
             root, fell_back = batch.result(index)
+            if root is not None:
+                root = same[0].stored("map", root)  # once, so that the layers share it
             for layer in same:
                 if fell_back:
                     layer.count("root_fallbacks")
@@ -301,6 +308,16 @@ def store_shared(
         return failed
 
     return stored
+
+
+def _keep_factors(layers: Sequence[Layer]) -> None:
+    """New factors as they are kept, after roots were taken of them as they were computed."""
+    for name in ("left_factor", "right_factor"):
+        known = [x for x in layers if x.keeping is not None and name in x.state]
+        for same in group_by_key(known, lambda layer: id(layer.state[name])):
+            kept = same[0].stored(name, same[0].state[name])
+            for layer in same:
+                layer.state[name] = kept
 
 
 def _factor_entries(layer: Layer, side: SideName) -> dict[str, Any]:
@@ -353,9 +370,9 @@ def _stacked(numbers: Sequence[Tensor], layers: Sequence[Layer], side: SideName)
     return stacked_counts(numbers, device)
 
 
-def _not_none(moment: Moment | None) -> Moment:
-    assert moment is not None
-    return moment
+def _not_none(found: Found | None) -> Found:
+    assert found is not None
+    return found
 
 
 def _total(layer: Layer, side: SideName) -> Tensor:

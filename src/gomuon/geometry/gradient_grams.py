@@ -32,7 +32,9 @@ class GradientGrams(Geometry):
 
     entries: ClassVar[Entries] = {
         "observations": Count(),
-        **both_sides("factor", numbers="semidefinite"),
+        # Wide: Grams of gradients are nearly singular, and the ridges of their roots (1e-6, 1e-10)
+        # are smaller than bfloat16's rounding errors.
+        **both_sides("factor", numbers="semidefinite", wide=True),
         **both_sides("map"),
     }
 
@@ -42,6 +44,7 @@ class GradientGrams(Geometry):
         if due:
             for stack in stacks:
                 _observe_grams(stack, group["factor_decay"])
+                stack.close()
         return ()
 
     def renew(self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group) -> Sequence[Layer]:

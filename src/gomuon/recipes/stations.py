@@ -200,10 +200,12 @@ def rate(default: float) -> dict[str, Setting]:
     return {"lr": Setting(default, NOT_NEGATIVE)}
 
 
+STATE: Settings = {"state_dtype": Setting(None, one_of("bfloat16", "int8", None))}
 MOMENTUM: Settings = {
     "momentum": Setting(0.95, DECAY),
     "nesterov": Setting(True, FLAG),
     "weight_decay": Setting(0.0, NOT_NEGATIVE),
+    **STATE,
 }
 MUON: Settings = {**MOMENTUM, "polar": Setting("auto", POLAR)}
 PAPER: Settings = with_defaults(MUON, momentum=0.8)
