@@ -43,9 +43,9 @@ def to_bfloat16(X: Tensor, turn: int) -> Tensor:
     """X in bfloat16, rounded up or down at a threshold that differs from turn to turn.
 
     Rounded to nearest, a slow average stops: what is added in one turn is less than half a unit in
-    the last place. Here the thresholds of successive turns are evenly spread over a unit, so what is
-    too small for one turn is added in one of many. The threshold is the same for all elements, so
-    a symmetric matrix stays symmetric. It depends on nothing but `turn`.
+    the last place. Here the thresholds of successive turns are evenly spread over a unit, so that
+    what is too small for one turn is added in one of many. The threshold is the same for all
+    elements, so a symmetric matrix stays symmetric. It depends on nothing but `turn`.
     """
     threshold = int(((turn + 1) * _GOLDEN) % 1.0 * 2**16)
     bits = X.float().contiguous().view(torch.int32)

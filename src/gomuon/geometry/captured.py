@@ -207,8 +207,8 @@ class CapturedMoments(Geometry):
         usable: Tensor | None = None,
     ) -> None:
         """Factor ← average of factor and observation; unchanged if that is not `usable`."""
-        factor = self._averaged(side, same[0], observed, group)
-        kept = None if usable is None else same[0].computed(f"{side}_factor")
+        kept = same[0].computed(f"{side}_factor")
+        factor = self._averaged(side, same[0], kept, observed, group)
         if usable is not None and kept is not None:
             factor = torch.where(usable, factor, kept)
         for layer in same:
@@ -236,10 +236,16 @@ class CapturedMoments(Geometry):
             return mean
         return _shrunk(mean, count, group["shrinkage"], form)  # (21) A_t or B_t
 
-    def _averaged(self, side: SideName, layer: Layer, observed: Tensor, group: Group) -> Tensor:
+    def _averaged(
+        self,
+        side: SideName,
+        layer: Layer,
+        factor: Tensor | None,
+        observed: Tensor,
+        group: Group,
+    ) -> Tensor:
         """B̄_t ← β^K B̄ + (1 − β^K) B_t, Equations (22) and (28); the first B_t starts it."""
         beta = group.get(self.inputs_decay if side == "right" else "factor_decay")
-        factor = layer.computed(f"{side}_factor")
         if factor is None and self.start is not None:
             factor = (self.start * identity_like(observed)).expand_as(observed)
         if beta is None:
@@ -312,12 +318,14 @@ def store_shared(
 
 def _keep_factors(layers: Sequence[Layer]) -> None:
     """New factors as they are kept, after roots were taken of them as they were computed."""
-    for name in ("left_factor", "right_factor"):
-        known = [x for x in layers if x.keeping is not None and name in x.state]
-        for same in group_by_key(known, lambda layer: id(layer.state[name])):
-            kept = same[0].stored(name, same[0].state[name])
-            for layer in same:
-                layer.state[name] = kept
+    made: dict[int, tuple[Tensor, Tensor]] = {}  # layers that share a factor share what is kept
+    for layer in layers:
+        for name in ("left_factor", "right_factor") if layer.keeping is not None else ():
+            factor = layer.state.get(name)
+            if factor is not None:
+                if id(factor) not in made:
+                    made[id(factor)] = factor, layer.stored(name, factor)
+                layer.state[name] = made[id(factor)][1]
 
 
 def _factor_entries(layer: Layer, side: SideName) -> dict[str, Any]:

@@ -38,13 +38,29 @@ class GradientGrams(Geometry):
         **both_sides("map"),
     }
 
+    def refresh(
+        self,
+        observed: Sequence[Layer],
+        renewed: Sequence[Layer],
+        stacks: Sequence[Stack],
+        group: Group,
+    ) -> Sequence[Layer]:
+        if not renewed:
+            for stack in stacks:  # one by one, so that not all factors are open at a time
+                self.observe(observed, [stack], group)
+                stack.close()
+            return ()
+        failed = super().refresh(observed, renewed, stacks, group)
+        for stack in stacks:
+            stack.close()
+        return failed
+
     def observe(
         self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group
     ) -> Sequence[Layer]:
         if due:
             for stack in stacks:
                 _observe_grams(stack, group["factor_decay"])
-                stack.close()
         return ()
 
     def renew(self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group) -> Sequence[Layer]:

@@ -59,9 +59,16 @@ class Keeping:
 
     def dtype_of(self, name: str, working: torch.dtype) -> torch.dtype:
         """The dtype an entry is kept in, if the step computes in `working`."""
-        if self.dtype is None or name in self.wide or name in _ELEMENTWISE - {MOMENTUM}:
+        if self._is_wide(name):
             return working
         return torch.int8 if name == MOMENTUM and self.dtype == "int8" else torch.bfloat16
+
+    def _is_wide(self, name: str) -> bool:
+        return self.dtype is None or name in self.wide or name in _ELEMENTWISE - {MOMENTUM}
+
+    def keeps_as_computed(self, name: str) -> bool:
+        """Whether an entry is kept as steps compute it, on the parameter's device."""
+        return self._is_wide(name) and not self.is_offloaded(name)
 
     def is_offloaded(self, name: str) -> bool:
         """Whether an entry is kept on the host: factors, and maps if they are asked for."""
@@ -123,9 +130,10 @@ def fit_state(
 def wait_for_copies(parameters: Iterable[Tensor]) -> None:
     """Wait until everything that is being copied to the host has arrived there."""
     for device in {parameter.device for parameter in parameters}:
-        module = None if device.type in ("cpu", "meta") else getattr(torch, device.type, None)
-        if module is not None and module.is_available():
-            module.synchronize(device)
+        if device.type not in ("cpu", "meta"):
+            module = torch.get_device_module(device)
+            if module.is_available() and hasattr(module, "synchronize"):
+                module.synchronize(device)
 
 
 def _on_host(value: Tensor) -> Tensor:

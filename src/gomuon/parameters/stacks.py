@@ -262,13 +262,14 @@ class Stack:
 
     def factor(self, name: str, start: Tensor) -> Tensor:
         """A memory of another shape, [b, …], `start` at first. The caller writes in place."""
-        whole = self._known(name) if self._keeping is None else self._open.get(name)
+        as_computed = self._keeping is None or self._keeping.keeps_as_computed(name)
+        whole = self._known(name) if as_computed else self._open.get(name)
         if whole is None:
             kept = [layer.computed(name) for layer in self.layers]
             starts = zip(kept, start.split(self._sizes), strict=True)
             whole = torch.cat([part if one is None else one for one, part in starts])
-            if self._keeping is None:
-                self.set(name, whole)
+            if as_computed:
+                self._place(name, whole)
             else:
                 self._open[name] = whole
         return whole
@@ -506,7 +507,7 @@ def _gradient(parameter: Tensor) -> Tensor:
 
 
 def _side(name: str) -> str:
-    """ "left" or "right", of the name of a map."""
+    """The side in the name of a map."""
     return name.partition("_")[0]
 
 

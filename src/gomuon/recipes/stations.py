@@ -201,6 +201,7 @@ def rate(default: float) -> dict[str, Setting]:
 
 
 STATE: Settings = {"state_dtype": Setting(None, one_of("bfloat16", "int8", None))}
+OFFLOAD: Settings = {"offload": Setting(False, one_of(False, True, "maps"))}
 MOMENTUM: Settings = {
     "momentum": Setting(0.95, DECAY),
     "nesterov": Setting(True, FLAG),
@@ -218,6 +219,7 @@ CAPTURE: Settings = {
     "block_size": Setting(1024, optional(INTERVAL)),
     "max_side": Setting(None, optional(INTERVAL)),
     "long_sides": Setting("identity", one_of("identity", "diagonal")),
+    **OFFLOAD,
 }
 ROOTS: Settings = {"roots": Setting("auto", ROOT_METHOD)}
 CURVATURE: Settings = {
