@@ -151,7 +151,9 @@ def test_state_is_converted_when_the_setting_changes(before: Any, after: Any) ->
     assert {k: v.dtype for k, v in kept.items() if isinstance(v, Tensor)} == {
         k: v.dtype for k, v in wanted.items() if isinstance(v, Tensor)
     }
-    torch.testing.assert_close(as_float(kept), momentum, rtol=0.05, atol=0.05 * float(momentum.max()))
+    torch.testing.assert_close(
+        as_float(kept), momentum, rtol=0.05, atol=0.05 * float(momentum.max())
+    )
 
 
 def as_float(entries: dict[str, Any]) -> Tensor:

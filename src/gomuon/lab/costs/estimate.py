@@ -11,6 +11,7 @@ from torch import nn
 from gomuon.distributed.assignment import Unit, imbalance, load_per_rank, owners_of
 from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers, units_of
 from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
+from gomuon.lab.costs.state_bytes import state_bytes
 from gomuon.lab.costs.traffic import Mesh, held_elements, replicated_bytes, step_bytes
 from gomuon.lab.costs.unit_costs import (
     adamw_bytes,
@@ -18,13 +19,12 @@ from gomuon.lab.costs.unit_costs import (
     moment_work,
     moments_of,
     renewal_work,
-    state_elements,
 )
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers
 from gomuon.parameters.side_forms import captured_maps
 from gomuon.recipes.recipe import Recipe
-from gomuon.recipes.work import StepWork, Work, flops
+from gomuon.recipes.work import Work, flops
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class CostEstimate:
     Attributes:
         method: the name on the command line.
         refresh_every: K; None for a method without refreshes.
-        state: bytes of optimizer state.
+        state: bytes of optimizer state, without what is offloaded.
+        offloaded: bytes of optimizer state on the host.
         moments: bytes of captured sums, on every rank from its backward pass to the step.
         reuse: FLOPs of a reuse step.
         refresh: FLOPs of a refresh step.
@@ -72,6 +73,7 @@ class CostEstimate:
     method: str
     refresh_every: int | None
     state: Spread
+    offloaded: Spread
     moments: int
     reuse: Spread | None
     refresh: Spread | None
@@ -156,10 +158,16 @@ def estimate_cost(
         )
 
     carried = over_ranks(amortised)
+    working = DTYPES["float64"] if wide == 8 else DTYPES["float32"]
+    kept = [state_bytes(unit, recipe, work, working) for unit in units]
+    matrices = over_ranks([float(one.device) for one in kept])
+    others = _adamw(found.others, wide, ranks.mesh)
+    state = [a + b for a, b in zip(matrices, others, strict=True)]
     return CostEstimate(
         method=name,
         refresh_every=every if renews else None,
-        state=Spread.of(_state(units, owners, work, found, planned, ranks)),
+        state=Spread.of(state),
+        offloaded=Spread.of(over_ranks([float(one.host) for one in kept])),
         moments=wide * sum(sum(_moment_sizes(unit)) for unit in readers),
         reuse=Spread.of([x + moments * going_on for x in over_ranks(steady)]) if reuses else None,
         refresh=Spread.of([x + moments for x in over_ranks(renewing)]) if renews else None,
@@ -189,7 +197,19 @@ def _elementwise(name: str, planned: PlannedModel, ranks: RankLayout) -> CostEst
     (_, size), nothing = _sizes(planned.model), Spread(0.0, 0.0)
     state = [float(x) for x in _adamw(every, size, ranks.mesh)]
     return CostEstimate(
-        name, None, Spread.of(state), 0, nothing, None, nothing, None, nothing, None, 1.0, ()
+        name,
+        None,
+        Spread.of(state),
+        nothing,
+        0,
+        nothing,
+        None,
+        nothing,
+        None,
+        nothing,
+        None,
+        1.0,
+        (),
     )
 
 
@@ -252,22 +272,6 @@ def _unit(layers: Sequence[MatrixLayer], cost: float) -> Unit:
         _moment_sizes(layers),
         cost,
     )
-
-
-def _state(
-    units: Sequence[Sequence[MatrixLayer]],
-    owners: Sequence[int],
-    work: StepWork,
-    found: ModelLayers,
-    planned: PlannedModel,
-    ranks: RankLayout,
-) -> list[float]:
-    """Bytes on every rank: state of matrices at their owners, AdamW's moments at their rows."""
-    _, size = _sizes(planned.model)
-    kept = [float(size * state_elements(unit, work)) for unit in units]
-    whole = [sum(kept)] * ranks.mesh.ranks
-    held = whole if ranks.replicate else load_per_rank(kept, owners, ranks.mesh.ranks)
-    return [a + b for a, b in zip(held, _adamw(found.others, size, ranks.mesh), strict=True)]
 
 
 def _adamw(parameters: Sequence[tuple[int, int]], size: int, mesh: Mesh) -> list[int]:
