@@ -15,9 +15,19 @@ def test_codes_are_within_half_a_step(shape: tuple[int, ...], size: float) -> No
     assert scales.shape == (len(X), blocks_of(X[0].numel()))
     again = from_codes(codes, scales, torch.float64)
     for row, one, scale in zip(X.flatten(1), again.flatten(1), scales, strict=True):
-        for block, back, step in zip(row.split(BLOCK), one.split(BLOCK), scale, strict=True):
-            assert float(step) == pytest.approx(float(block.abs().max()) / LARGEST)
-            assert float((block - back).abs().max()) <= 0.5001 * float(step)
+        for block, back, s in zip(row.split(BLOCK), one.split(BLOCK), scale, strict=True):
+            assert float(s) == pytest.approx(float(block.abs().max()) / LARGEST**2)
+            half_steps = (block.double().abs() * s.double()).sqrt() + s / 4
+            assert ((block - back).abs() <= 1.001 * half_steps).all()
+            assert float((block - back).abs().max()) <= float(block.abs().max()) / LARGEST
+
+
+def test_small_elements_beside_a_large_one_keep_digits() -> None:
+    """With equal steps all of them would be zero."""
+    X = torch.full((1, BLOCK), 1e-3)
+    X[0, 0] = 1.0
+    again = from_codes(*to_codes(X), torch.float32)
+    torch.testing.assert_close(again, X, rtol=0.1, atol=0)
 
 
 def test_zeros_and_the_smallest_numbers_are_kept_finite() -> None:

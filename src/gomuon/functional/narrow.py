@@ -14,29 +14,32 @@ def blocks_of(elements: int) -> int:
 
 
 def to_codes(X: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes, int8 like X [b, …], and scales, float32 [b, blocks]: X ≈ codes·scales.
+    """Codes c, int8 like X [b, …], and scales s, float32 [b, blocks]: X ≈ c·|c|·s.
 
-    Each X[i] is flattened and cut into blocks of 128 elements; the last one may be shorter. The
-    error of an element is at most 1/254 of the largest magnitude in its block. A block with NaN or
-    infinity becomes NaN.
+    Each X[i] is flattened and cut into blocks of 128 elements; the last one may be shorter. Codes
+    are quadratic, so that the small elements of a block keep some digits: an element x is wrong by
+    at most √(x·s) + s/4, with s the largest magnitude divided by 127². A block with NaN or infinity
+    becomes NaN.
     """
     flat = X.flatten(1).float()
     size = flat.shape[1]
     padded = F.pad(flat, (0, blocks_of(size) * BLOCK - size)).unflatten(1, (-1, BLOCK))
-    scales = padded.abs().amax(-1) / LARGEST
-    # Of a scale below the normal numbers the quotient may be larger than 127.
-    quotient = padded / torch.where(scales > 0, scales, 1.0).unsqueeze(-1)
-    codes = quotient.nan_to_num(0.0).round_().clamp_(-LARGEST, LARGEST).to(torch.int8)
+    scales = padded.abs().amax(-1) / LARGEST**2
+    # Of a scale below the normal numbers the quotient may be larger than 127².
+    roots = (padded.abs() / torch.where(scales > 0, scales, 1.0).unsqueeze(-1)).sqrt_()
+    rounded = roots.nan_to_num_(0.0).round_().clamp_(max=LARGEST)
+    codes = rounded.copysign_(padded).to(torch.int8)
     scales = torch.where(scales.isfinite(), scales, torch.nan)
     return codes.flatten(1)[:, :size].reshape(X.shape), scales
 
 
 def from_codes(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """codes·scales in this dtype; the reverse of `to_codes`."""
+    """c·|c|·s in this dtype; the reverse of `to_codes`."""
     size = codes[0].numel()
     flat = codes.reshape(len(codes), -1).to(dtype)
     padded = F.pad(flat, (0, scales.shape[1] * BLOCK - size)).unflatten(1, (-1, BLOCK))
-    return (padded * scales.unsqueeze(-1).to(dtype)).flatten(1)[:, :size].reshape(codes.shape)
+    values = padded * padded.abs() * scales.unsqueeze(-1).to(dtype)
+    return values.flatten(1)[:, :size].reshape(codes.shape)
 
 
 def to_bfloat16(X: Tensor, turn: int) -> Tensor:
