@@ -110,8 +110,8 @@ def moved(form: str | None, steps: int, seed: int) -> Tensor:
 
 @pytest.mark.parametrize(
     ("form", "steps", "bound"),
-    # Measured, the largest of four seeds: .0044, .0044; .028, .113.
-    [("bfloat16", 1, 0.01), ("int8", 1, 0.01), ("bfloat16", 50, 0.06), ("int8", 50, 0.25)],
+    # Measured, the largest of four seeds: .0044, .0044; .028, .105.
+    [("bfloat16", 1, 0.01), ("int8", 1, 0.01), ("bfloat16", 50, 0.06), ("int8", 50, 0.2)],
 )
 def test_training_stays_near_that_with_float32_state(form: str, steps: int, bound: float) -> None:
     for seed in range(2):
