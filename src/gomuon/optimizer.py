@@ -26,12 +26,13 @@ from gomuon.distributed.team import Captured, Team, TeamFinder, is_distributed
 from gomuon.errors import NonFiniteGradientError, RankError, describe_exception, describe_value
 from gomuon.functional.linalg import full_precision
 from gomuon.parameters.groups import is_matrix, named, names_of_model, with_groups
+from gomuon.parameters.keeping import wait_for_copies
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.routing import Routes, RoutingTable, check_trainable, route
 from gomuon.parameters.sharding import local_gradient
 from gomuon.parameters.specs import LayerSpec, joined_biases, layer_specs
 from gomuon.parameters.stacks import Participants
-from gomuon.parameters.state import Cut
+from gomuon.parameters.state import Cut, wide_entries
 from gomuon.recipes.recipe import Recipe
 from gomuon.reports import Reports
 from gomuon.settings import AdamWSettings, check_settings
@@ -124,6 +125,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         recipe = self.recipe
         self._layout = layout
         layout.captured = recipe.geometry.uses_moments
+        layout.wide = wide_entries(recipe.geometry.entries)
         self._reports = Reports()
         self._capture = ModelCapture(layout, recipe.geometry.captured_sides, recipe.clock.observes)
         self._teams = TeamFinder(process_group, layout, recipe.geometry, defaults)
@@ -446,7 +448,12 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
     def _own_state_dict(self) -> Checkpoint:
         self._step.report_unusable()
+        self._wait_for_offloaded()
         return self._store.saved(super().state_dict())
+
+    def _wait_for_offloaded(self) -> None:
+        if any(group.get("offload") for group in self.param_groups):
+            wait_for_copies(self._all_parameters())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Like torch's, but matched by name if there are names, and in the saved precision.
@@ -492,6 +499,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
     def __getstate__(self) -> dict[str, Any]:
         """Like torch's, with the specs, because the geometry depends on them."""
+        self._wait_for_offloaded()
         of_model = self._capture.model is not None or self._awaits_model
         return {**super().__getstate__(), "specs": self._layout.patterns, "of_model": of_model}
 

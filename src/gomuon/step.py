@@ -73,7 +73,8 @@ class Step:
         """What the step updates, by group; the same objects while the parameters are the same."""
         for index, group in enumerate(groups):
             present = [p for p in group["params"] if p.grad is not None and p.numel()]
-            key = [(id(p), p.dtype, p.device, id(state[p])) for p in present]
+            kept = group.get("state_dtype"), group.get("offload")
+            key = [(id(p), p.dtype, p.device, id(state[p]), *kept) for p in present]
             known = self.participants.get(index)
             if known is None or known.key != key:
                 matrices, others = self.layout.divided(index, group, state)
@@ -244,6 +245,7 @@ class Step:
             stack.count_update()
             for observe in self.observers:
                 observe(stack, source, U)
+            stack.close()
         if recipe.geometry.acts_after:
             due = [layer for layer in present.layers if recipe.clock.renews(group, layer.phase)]
             recipe.geometry.after(due, present.stacks, group)

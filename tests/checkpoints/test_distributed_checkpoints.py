@@ -82,6 +82,35 @@ def test_a_directory_is_loaded_through_a_new_optimizers_state(
     assert_equal(model, resumed)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("int8", None, 'in a checkpoint of state_dtype="int8"'),
+        ("int8", "bfloat16", 'in a checkpoint of state_dtype="int8"'),
+        (None, "int8", "momentum_scales"),  # torch misses the key
+    ],
+)
+def test_codes_are_never_taken_for_numbers(
+    before: Any, after: Any, message: str, tmp_path: Path
+) -> None:
+    """dcp.load copies into the tensors it is given, whatever their dtype."""
+    model = transformer(dtype=torch.float32, layers=1)
+    optimizer = make("GoMuon", model, state_dtype=before)
+    train(model, optimizer, range(2))
+    state = {"optimizer": dsd.get_optimizer_state_dict(model, optimizer)}
+    dcp.save(state, checkpoint_id=tmp_path, **ONE_PROCESS)
+    other = make("GoMuon", model, state_dtype=after)
+    other.zero_grad()
+    loaded = {"optimizer": dsd.get_optimizer_state_dict(model, other)}
+
+    def load() -> None:
+        dcp.load(loaded, checkpoint_id=tmp_path, **ONE_PROCESS)
+        dsd.set_optimizer_state_dict(model, other, loaded["optimizer"])
+
+    with pytest.raises((ValueError, RuntimeError, dcp.api.CheckpointException), match=message):
+        load()
+
+
 @EVERY_RECIPE
 def test_asking_a_new_optimizer_for_its_state_changes_nothing(
     method: str, settings: dict[str, Any]

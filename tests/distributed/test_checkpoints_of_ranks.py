@@ -26,6 +26,7 @@ from tests.versions import ONE_PROCESS
 BEFORE, AFTER = range(6), range(6, 12)
 METHODS: dict[str, tuple[type[MatrixOptimizer], dict[str, Any]]] = {
     "GoMuon": (GoMuon, {}),
+    "int8": (GoMuon, {"state_dtype": "int8"}),
     "KFAC": (KFAC, {"statistics_every": 3, "refresh_every": 4}),
 }
 
@@ -126,7 +127,7 @@ def resume(place: Place, kind: str, method: str, state: Any, start: Any) -> Weig
 
 
 @pytest.mark.parametrize(("kind", "other"), [("ddp", "fsdp"), ("fsdp", "ddp")])
-@pytest.mark.parametrize("method", ["GoMuon", "KFAC"])
+@pytest.mark.parametrize("method", ["GoMuon", "int8", "KFAC"])
 def test_a_consolidated_state_is_a_single_processs(
     method: str, kind: str, other: str, tmp_path: Path
 ) -> None:

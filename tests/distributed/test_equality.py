@@ -35,6 +35,7 @@ METHODS: dict[str, tuple[type[MatrixOptimizer], dict[str, Any]]] = {
     "stagger": (GoMuon, {"stagger": True}),
     "geometry_decay": (GoMuon, {"geometry_decay": True, "weight_decay": 0.1}),
     "blocks": (GoMuon, {"block_size": 7, "input_decay": 0.9}),
+    "int8": (GoMuon, {"state_dtype": "int8", "input_decay": 0.9}),
     "KFAC": (KFAC, {}),
     "MuonQK": (MuonQK, {"heads": 2}),
 }
@@ -58,7 +59,7 @@ def runs(place: Place, cases: list[tuple[str, str]]) -> dict[tuple[str, str], We
         (1, ("ddp", "fsdp"), ("K=1", "K=4")),
         (2, ("ddp", "fsdp"), ("K=1", "K=4")),
         (4, ("ddp", "fsdp", "hybrid"), ("K=1", "K=4")),
-        (2, ("ddp", "fsdp"), ("stagger", "geometry_decay", "blocks", "KFAC", "MuonQK")),
+        (2, ("ddp", "fsdp"), ("stagger", "geometry_decay", "blocks", "int8", "KFAC", "MuonQK")),
     ],
     ids=["1", "2", "4", "other methods"],
 )

@@ -35,6 +35,7 @@ CAMPAIGNS: dict[str, ExpectedCampaign] = {
         ExpectedCampaign("null-space", "null-space", "ptb"),
         *(ExpectedCampaign(f"fast-{task}", f"fast-{task}", task) for task in FAST_TASKS),
         *(ExpectedCampaign(f"speed-{task}", f"speed-{task}", task) for task in SPEED_CORPORA),
+        ExpectedCampaign("state-ptb", "state-ptb", "ptb"),
     )
 }
 

@@ -53,6 +53,8 @@ def allocate(
         for stack, _, D in step.directions(present.stacks, group):
             recipe.scale(D, stack, group)
         recipe.geometry.after(present.layers, present.stacks, group)
+        for stack in present.stacks:
+            stack.close()
         for matrix in present.matrices:
             matrix.state.setdefault(COUNT, 0)
     for entries in state.values():

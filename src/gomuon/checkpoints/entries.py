@@ -10,8 +10,20 @@ from torch import Tensor
 
 from gomuon.errors import describe_value
 from gomuon.functional.linalg import is_diagonal, working_dtype
+from gomuon.functional.narrow import LARGEST, blocks_of
 from gomuon.parameters.sharding import local
-from gomuon.parameters.state import TOGETHER, Count, Cut, Entry, Memory, Side, Steps
+from gomuon.parameters.state import (
+    MOMENTUM,
+    SCALES,
+    TOGETHER,
+    Count,
+    Cut,
+    Entry,
+    Memory,
+    Scales,
+    Side,
+    Steps,
+)
 
 LARGEST_COUNT = 2**63 - 1  # beyond it a power β^count cannot be computed
 
@@ -43,6 +55,7 @@ class CheckedParameter:
         cut: how it is cut into matrices.
         step: how many steps its group has taken.
         finite: whether to reject NaN and infinity.
+        coded: whether the checkpoint itself says that the momentum has 8 bits.
     """
 
     name: str
@@ -50,6 +63,7 @@ class CheckedParameter:
     cut: Cut
     step: int
     finite: bool
+    coded: bool = False
 
 
 def checked_entry(key: str, value: Any, entry: Entry, target: CheckedParameter) -> Any:
@@ -74,24 +88,51 @@ def checked_entry(key: str, value: Any, entry: Entry, target: CheckedParameter) 
         return _steps(what, value)
     if not isinstance(value, Tensor):
         raise ValueError(f"{what} is {describe_value(value)} in the checkpoint; expected a tensor")
-    here = local(value)
-    if here.layout != torch.strided or here.dtype not in _FLOATING:
+    here, allowed = local(value), _dtypes(key)
+    if here.layout != torch.strided or here.dtype not in allowed:
         raise ValueError(
             f"{what} is {here.dtype}, {here.layout} in the checkpoint; expected a dense tensor of "
-            f"one of {', '.join(map(str, _FLOATING))}"
+            f"one of {', '.join(map(str, allowed))}"
         )
     if here.is_meta and not target.parameter.is_meta:
         raise ValueError(f"{what} is on the meta device in the checkpoint, so it has no values")
     if isinstance(entry, Memory):
         _check_memory(what, value, entry, target)
-    else:
+    elif isinstance(entry, Side):
         _check_side(what, value, entry, target)
     return value
 
 
+def check_codes(entries: Mapping[str, Any], target: CheckedParameter) -> None:
+    """Raise a ValueError if a momentum in 8 bits lacks scales, or has those of another tensor."""
+    momentum, scales = entries.get(MOMENTUM), entries.get(SCALES)
+    is_coded = momentum is not None and momentum.dtype == torch.int8
+    if target.coded and momentum is not None and not is_coded:
+        # torch.distributed.checkpoint copies codes into a tensor of any dtype, without a word.
+        raise ValueError(
+            f"momentum of {target.name!r} is {momentum.dtype} in a checkpoint of "
+            'state_dtype="int8"; load it with an optimizer that is made with state_dtype="int8"'
+        )
+    if is_coded != (scales is not None):
+        there, lacking = ("a momentum in 8 bits", SCALES) if is_coded else (SCALES, "its momentum")
+        raise ValueError(
+            f"the checkpoint has {there} of {target.name!r}, but not {lacking}; load a complete "
+            "checkpoint"
+        )
+    if momentum is None or scales is None:
+        return
+    tiling, shape = target.cut.tiling, tuple(scales.shape)
+    blocks = tiling[0] * tiling[1] if tiling else shape[0] if shape else 1
+    expected = (blocks, blocks_of(momentum.numel() // max(1, blocks)))
+    if shape != expected:
+        raise ValueError(
+            f"{SCALES} of {target.name!r} has shape {shape} in the checkpoint; expected {expected}"
+        )
+
+
 def check_numbers(key: str, value: Any, entry: Entry, target: CheckedParameter) -> None:
     """Raise a ValueError if a tensor holds values that training cannot produce."""
-    if not isinstance(entry, (Memory, Side)) or local(value).is_meta:
+    if not isinstance(entry, (Memory, Scales, Side)) or local(value).is_meta:
         return
     what = f"{key} of {target.name!r}"
     here = local(value).detach()
@@ -104,7 +145,7 @@ def check_numbers(key: str, value: Any, entry: Entry, target: CheckedParameter) 
                 'save and load with nonfinite="allow"'
             )
         return
-    low, high = _range(entry)
+    low, high = (-LARGEST, LARGEST) if here.dtype == torch.int8 else _range(entry)
     if (here < low).any() or (here > high).any():
         raise ValueError(
             f"{what} has values from {float(here.min()):g} to {float(here.max()):g} in the "
@@ -122,9 +163,18 @@ _ROUNDING = 4e-3  # of a state that was stored in bfloat16 to save space
 _FLOATING = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def _range(entry: Memory | Side) -> tuple[float, float]:
+def _dtypes(key: str) -> tuple[torch.dtype, ...]:
+    """The dtypes that an entry may be saved in."""
+    if key == SCALES:
+        return (torch.float32,)
+    return (*_FLOATING, torch.int8) if key == MOMENTUM else _FLOATING
+
+
+def _range(entry: Memory | Scales | Side) -> tuple[float, float]:
     if isinstance(entry, Memory):
         return entry.lowest, math.inf
+    if isinstance(entry, Scales):
+        return 0.0, math.inf
     if entry.numbers == "cosines":
         return -1 - _ROUNDING, 1 + _ROUNDING
     return (0.0 if entry.numbers == "not negative" else -math.inf), math.inf

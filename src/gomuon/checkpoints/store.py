@@ -8,6 +8,7 @@ from torch import Tensor
 
 from gomuon.checkpoints.entries import (
     CheckedParameter,
+    check_codes,
     check_numbers,
     check_together,
     checked_entry,
@@ -15,6 +16,7 @@ from gomuon.checkpoints.entries import (
 from gomuon.checkpoints.saved_groups import check_method, check_structure, fitted_group
 from gomuon.errors import describe_value
 from gomuon.parameters.groups import parameter_name
+from gomuon.parameters.keeping import Keeping
 from gomuon.parameters.sharding import is_sharded
 from gomuon.parameters.state import EVERY_METHOD, Cut, Side, is_blank
 from gomuon.recipes.recipe import Recipe
@@ -74,6 +76,12 @@ class Store:
             for index, (group, saved) in enumerate(zip(groups, saved_groups, strict=True))
         ]
         checkpoint["param_groups"] = fitting
+        coded = {
+            saved_id
+            for saved in saved_groups
+            if saved.get("state_dtype") == "int8"
+            for saved_id in saved["params"]
+        }
         checkpoint["state"] = {
             saved_id: self._fitted_entries(
                 checkpoint["state"][saved_id],
@@ -83,6 +91,7 @@ class Store:
                     cut_of(parameter, group),
                     group["step"],
                     finite=group["nonfinite"] != "allow",
+                    coded=saved_id in coded,
                 ),
             )
             for saved_id, parameter, name, group in _pairs(groups, fitting)
@@ -111,6 +120,7 @@ class Store:
             entries[key] = checked_entry(key, value, table[key], target)
         if not is_blank(entries):  # a blank state is all zeros and is not loaded
             check_together(entries, table, target.name)
+            check_codes(entries, target)
             for key in entries:
                 check_numbers(key, entries[key], table[key], target)
         return entries
@@ -125,7 +135,7 @@ class Store:
         """
         copies: dict[tuple[int, torch.device], Tensor] = {}
 
-        def restore(key: str, value: Any, parameter: Tensor) -> Any:
+        def restore(key: str, value: Any, parameter: Tensor, group: Group) -> Any:
             if not isinstance(value, Tensor) or key == "step":  # torch's AdamW counts on the CPU
                 return value
             if not isinstance(self.entries.get(key), Side):  # written in place: one copy each
@@ -135,14 +145,17 @@ class Store:
 
                     return sharded_like(copy, parameter)
                 return copy
-            where = (id(value), parameter.device)
-            if where not in copies:
-                copies[where] = value.detach().to(parameter.device, copy=True)
+            keeping = Keeping.of(group, parameter.device, frozenset())
+            place = parameter.device if keeping is None else keeping.place_of(key, parameter.device)
+            if (where := (id(value), place)) not in copies:
+                copies[where] = value.detach().to(place, copy=True)
             return copies[where]
 
         return {
-            parameter: {key: restore(key, value, parameter) for key, value in entries.items()}
-            for saved_id, parameter, *_ in _pairs(groups, checkpoint["param_groups"])
+            parameter: {
+                key: restore(key, value, parameter, group) for key, value in entries.items()
+            }
+            for saved_id, parameter, _, group in _pairs(groups, checkpoint["param_groups"])
             for entries in [checkpoint["state"].get(saved_id)]
             if entries and not is_blank(entries)
         }

@@ -89,7 +89,12 @@ class Owners:
             owned.append(matrix)
             if matrix.owner == self.rank:
                 matrix.layer = OwnedLayer(
-                    given.name, given.parameter, given.state, given.spec, given.phase
+                    given.name,
+                    given.parameter,
+                    given.state,
+                    given.spec,
+                    given.phase,
+                    given.keeping,
                 )
                 layers.append(matrix.layer)
             else:

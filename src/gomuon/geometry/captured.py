@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +31,8 @@ SideName = Literal["left", "right"]
 Maps = Callable[[Sequence[Layer], Group], list[RootBatch]]
 StoreResult = Callable[[Layer, Tensor | None], bool]  # returns whether there was a result
 _Before = list[tuple[Layer, dict[str, Any]]]  # layers, and entries of their states
+
+Found = TypeVar("Found")
 
 _NO_ROWS, _USABLE, _UNUSABLE = range(3)  # what became of an observation
 
@@ -102,8 +104,11 @@ class CapturedMoments(Geometry):
         devices = {layer.parameter.device for stack in stacks for layer in stack.layers}
         if all(linalg.decomposes_well(device) for device in devices):
             failed = self.observe(observed, stacks, group)  # (27) A_t, B_t; (28) B̄_t
-            return [*failed, *self.renew(renewed, stacks, group)]  # (29) P_A, P_B
-        return self._refresh_with_one_wait(observed, renewed, stacks, group)
+            failed = [*failed, *self.renew(renewed, stacks, group)]  # (29) P_A, P_B
+        else:
+            failed = self._refresh_with_one_wait(observed, renewed, stacks, group)
+        _keep_factors(observed)
+        return failed
 
     def observe(
         self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group
@@ -202,8 +207,8 @@ class CapturedMoments(Geometry):
         usable: Tensor | None = None,
     ) -> None:
         """Factor ← average of factor and observation; unchanged if that is not `usable`."""
-        factor = self._averaged(side, same[0], observed, group)
-        kept = same[0].state.get(f"{side}_factor")
+        kept = same[0].computed(f"{side}_factor")
+        factor = self._averaged(side, same[0], kept, observed, group)
         if usable is not None and kept is not None:
             factor = torch.where(usable, factor, kept)
         for layer in same:
@@ -231,10 +236,16 @@ class CapturedMoments(Geometry):
             return mean
         return _shrunk(mean, count, group["shrinkage"], form)  # (21) A_t or B_t
 
-    def _averaged(self, side: SideName, layer: Layer, observed: Tensor, group: Group) -> Tensor:
+    def _averaged(
+        self,
+        side: SideName,
+        layer: Layer,
+        factor: Tensor | None,
+        observed: Tensor,
+        group: Group,
+    ) -> Tensor:
         """B̄_t ← β^K B̄ + (1 − β^K) B_t, Equations (22) and (28); the first B_t starts it."""
         beta = group.get(self.inputs_decay if side == "right" else "factor_decay")
-        factor = layer.state.get(f"{side}_factor")
         if factor is None and self.start is not None:
             factor = (self.start * identity_like(observed)).expand_as(observed)
         if beta is None:
@@ -276,10 +287,13 @@ def map_batches(
     known = [layer for layer in layers if f"{side}_factor" in layer.state]
     shared = group_by_key(known, lambda layer: id(layer.state[f"{side}_factor"]))
     batches = []
-    for same_form in group_by_key(shared, lambda same: _likeness(same[0].state[f"{side}_factor"])):
-        factors = [same[0].state[f"{side}_factor"] for same in same_form]
-        stored = store_shared(same_form, store or as_map(f"{side}_map"))
-        starts = None if start is None else [same[0].state[start] for same in same_form]
+    computed = [(same, _not_none(same[0].computed(f"{side}_factor"))) for same in shared]
+    for same_form in group_by_key(computed, lambda both: _likeness(both[1])):
+        stored = store_shared([same for same, _ in same_form], store or as_map(f"{side}_map"))
+        factors = [factor for _, factor in same_form]
+        starts = (
+            None if start is None else [_not_none(same[0].computed(start)) for same, _ in same_form]
+        )
         batches.append(RootBatch(factors, root, stored, prepared, starts))
     return batches
 
@@ -298,6 +312,8 @@ def store_shared(
         failed: list[Layer] = []
         for index, same in enumerate(layers):
             root, fell_back = batch.result(index)
+            if root is not None:
+                root = same[0].stored("map", root)  # once, so that the layers share it
             for layer in same:
                 if fell_back:
                     layer.count("root_fallbacks")
@@ -306,6 +322,18 @@ def store_shared(
         return failed
 
     return stored
+
+
+def _keep_factors(layers: Sequence[Layer]) -> None:
+    """New factors as they are kept, after roots were taken of them as they were computed."""
+    made: dict[int, tuple[Tensor, Tensor]] = {}  # layers that share a factor share what is kept
+    for layer in layers:
+        for name in ("left_factor", "right_factor") if layer.keeping is not None else ():
+            factor = layer.state.get(name)
+            if factor is not None:
+                if id(factor) not in made:
+                    made[id(factor)] = factor, layer.stored(name, factor)
+                layer.state[name] = made[id(factor)][1]
 
 
 def _factor_entries(layer: Layer, side: SideName) -> dict[str, Any]:
@@ -358,9 +386,9 @@ def _stacked(numbers: Sequence[Tensor], layers: Sequence[Layer], side: SideName)
     return stacked_counts(numbers, device)
 
 
-def _not_none(moment: Moment | None) -> Moment:
-    assert moment is not None
-    return moment
+def _not_none(found: Found | None) -> Found:
+    assert found is not None
+    return found
 
 
 def _total(layer: Layer, side: SideName) -> Tensor:

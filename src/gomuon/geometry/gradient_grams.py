@@ -32,9 +32,28 @@ class GradientGrams(Geometry):
 
     entries: ClassVar[Entries] = {
         "observations": Count(),
-        **both_sides("factor", numbers="semidefinite"),
+        # Wide: Grams of gradients are nearly singular, and the ridges of their roots (1e-6, 1e-10)
+        # are smaller than bfloat16's rounding errors.
+        **both_sides("factor", numbers="semidefinite", wide=True),
         **both_sides("map"),
     }
+
+    def refresh(
+        self,
+        observed: Sequence[Layer],
+        renewed: Sequence[Layer],
+        stacks: Sequence[Stack],
+        group: Group,
+    ) -> Sequence[Layer]:
+        if not renewed:
+            for stack in stacks:  # one by one, so that not all factors are open at a time
+                self.observe(observed, [stack], group)
+                stack.close()
+            return ()
+        failed = super().refresh(observed, renewed, stacks, group)
+        for stack in stacks:
+            stack.close()
+        return failed
 
     def observe(
         self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group

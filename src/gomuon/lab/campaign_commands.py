@@ -188,7 +188,8 @@ def reproduce(
     Args:
         name: ptb, shakespeare, grokking, mapback, lazy, or all for these five; for questions the
             paper leaves open: ablations, adamw-rate, muon-rate-ptb, muon-rate-shakespeare,
-            null-space, fast-ptb, fast-shakespeare, fast-gpt, speed-ptb, speed-shakespeare.
+            null-space, fast-ptb, fast-shakespeare, fast-gpt, speed-ptb, speed-shakespeare,
+            state-ptb.
         seeds: Such as 0,1 or 17402-17404, instead of the experiment's own.
         steps: Updates per run; with fewer than the experiment's own, results are labelled "quick".
         selection: A selection.json, as for gomuon race; its rates and momenta replace the

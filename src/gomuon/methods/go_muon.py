@@ -9,6 +9,7 @@ from gomuon.functional.factors import RootMethod, shift_of
 from gomuon.functional.polar_factor import PolarMethod
 from gomuon.geometry.captured import CapturedMoments, alpha_of_sides, root_maps
 from gomuon.optimizer import Common, MatrixOptimizer, Parameters
+from gomuon.parameters.keeping import Offload, StateDtype
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
@@ -108,6 +109,8 @@ class GoMuonSettings(Common, total=False):
     roots: RootMethod
     max_condition: float | None
     graft: str | None
+    state_dtype: StateDtype | None
+    offload: Offload
 
 
 @register
@@ -175,6 +178,14 @@ class GoMuon(MatrixOptimizer):
             None. For it, λ_max/(max_condition − 1) is added to all eigenvalues.
         graft: "frobenius" gives D the norm of the polar factor, √min(m, n) at full rank. None
             keeps the norm of the oracle's direction.
+
+        state_dtype: how momentum, factors and maps are kept between steps. None: as they are
+            computed, in float32 or wider. "bfloat16": in half of that. "int8": the momentum in 8
+            bits, with a float32 scale for every 128 elements, factors and maps in bfloat16. Steps
+            compute in float32 or wider. Set it in a group to convert the state at the next step.
+        offload: True keeps factors on the CPU between refreshes, if the parameters are on an
+            accelerator; a step that does not refresh moves nothing. "maps" keeps maps there too
+            and moves them to the accelerator in every step. On the CPU it changes nothing.
 
         adamw: lr, betas, eps and weight_decay for the other parameters. Defaults: lr 3e-3, betas
             (.9, .95), eps 1e-8, weight_decay 0.

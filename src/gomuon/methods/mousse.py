@@ -14,6 +14,7 @@ from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     MUON,
+    OFFLOAD,
     ROOTS,
     Clock,
     Group,
@@ -94,6 +95,7 @@ RECIPE = Recipe(
         **rate(0.01),
         **with_defaults(MUON, nesterov=False, weight_decay=0.01),
         **ROOTS,
+        **OFFLOAD,
         "factor_decay": Setting(0.95, DECAY),
         "alpha": Setting(0.125, EXPONENT),
         "epsilon": Setting(1e-10, NOT_NEGATIVE),

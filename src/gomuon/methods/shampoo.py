@@ -16,6 +16,7 @@ from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     MOMENTUM,
+    OFFLOAD,
     ROOTS,
     Clock,
     Group,
@@ -92,6 +93,7 @@ RECIPE = Recipe(
         **rate(1e-2),
         **with_defaults(MOMENTUM, momentum=0.9),
         **ROOTS,
+        **OFFLOAD,
         "factor_decay": Setting(0.999, SHARE),
         "ridge": Setting(1e-6, NOT_NEGATIVE),
         "power": Setting(0.25, SHARE),

@@ -18,7 +18,7 @@ from gomuon.parameters.stacks import Layer, Stack
 from gomuon.parameters.state import Entries, both_sides
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
-from gomuon.recipes.stations import ROOTS, Clock, Group, rate
+from gomuon.recipes.stations import ROOTS, STATE, Clock, Group, rate
 from gomuon.recipes.work import (
     Decomposition,
     Kept,
@@ -55,6 +55,7 @@ class RotatingBasis(Geometry):
             for side, G in (("left", stack.G), ("right", stack.G.mT)):
                 if G.shape[-2] <= group["max_side"]:
                     _update_basis(stack, side, G @ G.mT, group, rotate=bool(due))
+            stack.close()
 
 
 def _update_basis(stack: Stack, side: str, gram: Tensor, group: Group, *, rotate: bool) -> None:
@@ -174,6 +175,7 @@ RECIPE = Recipe(
         "betas": Setting((0.95, 0.95), BETAS),
         "eps": Setting(1e-8, NOT_NEGATIVE),
         "weight_decay": Setting(0.01, NOT_NEGATIVE),
+        **STATE,
         "factor_decay": Setting(0.95, DECAY),
         "refresh_every": Setting(10, INTERVAL),
         "max_side": Setting(10_000, WHOLE),

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from gomuon.parameters.groups import is_matrix, named
+from gomuon.parameters.keeping import Keeping, wait_for_copies
 from gomuon.parameters.recut import Recut
 from gomuon.parameters.routing import RoutingTable
 from gomuon.parameters.side_forms import SideForm, described
@@ -27,11 +28,12 @@ class MatrixParameter:
     state: dict[str, Any]
     spec: LayerSpec
     phase: float = 0.0
+    keeping: Keeping | None = None
 
     @property
     def layer(self) -> Layer:
         """The layer, for a rank that has the whole parameter."""
-        return Layer(self.name, self.parameter, self.state, self.spec, self.phase)
+        return Layer(self.name, self.parameter, self.state, self.spec, self.phase, self.keeping)
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Layout:
         phases: for staggered layers, the fraction of the interval by which they refresh later.
         captured: whether the method captures moments: then `block_size` cuts its factors, otherwise
             its matrices.
+        wide: entries of the state that are kept as computed whatever `state_dtype` says.
     """
 
     patterns: Mapping[str, LayerSpec] = field(default_factory=dict)
@@ -52,6 +55,7 @@ class Layout:
     specs: dict[Tensor, LayerSpec] = field(default_factory=dict)
     phases: dict[Tensor, float] = field(default_factory=dict)
     captured: bool = False
+    wide: frozenset[str] = frozenset()
 
     def spec_of(self, parameter: Tensor, group: Group) -> LayerSpec:
         """How a parameter is cut in a group with these settings."""
@@ -76,6 +80,8 @@ class Layout:
         others: list[tuple[Tensor, dict[str, Any]]] = []
         joined = {spec.bias for weight, spec in self.specs.items() if weight.grad is not None}
         recut = Recut()
+        if group.get("offload"):
+            wait_for_copies(group["params"])
         for name, parameter in named(group, index):
             if parameter.grad is None or not parameter.numel() or parameter in joined:
                 continue
@@ -84,7 +90,8 @@ class Layout:
                 spec, phase = self.spec_of(parameter, group), self.phases.get(parameter, 0.0)
                 if self.captured:
                     recut(entries, spec.forms(*matrix_sides(parameter, spec)))
-                matrices.append(MatrixParameter(name, parameter, entries, spec, phase))
+                keeping = Keeping.of(group, parameter.device, self.wide)
+                matrices.append(MatrixParameter(name, parameter, entries, spec, phase, keeping))
             else:
                 move_state_with(parameter, entries)
                 others.append((parameter, entries))

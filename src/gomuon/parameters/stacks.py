@@ -15,9 +15,12 @@ from torch.nn import functional as F
 
 from gomuon.functional import linalg
 from gomuon.functional.linalg import is_diagonal, working_dtype
+from gomuon.functional.narrow import blocks_of, from_codes, to_codes
 from gomuon.moments import Statistics
+from gomuon.parameters.keeping import Keeping, fit_state
 from gomuon.parameters.side_forms import SideForm
 from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, matrix_sides
+from gomuon.parameters.state import MOMENTUM, SCALES
 
 Item = TypeVar("Item")
 
@@ -34,6 +37,7 @@ class Layer:
     state: dict[str, Any]
     spec: LayerSpec = DEFAULT_SPEC
     phase: float = 0.0
+    keeping: Keeping | None = None  # None: state is kept as it is computed
     statistics: Statistics | None = None
     dtype: torch.dtype = field(init=False)
     shape: tuple[int, int] = field(init=False)
@@ -43,14 +47,15 @@ class Layer:
     forms: tuple[SideForm, SideForm] = field(init=False)  # of captured factors, left and right
 
     def __post_init__(self) -> None:
-        # State and arithmetic are float32 or wider, whatever the parameter's dtype.
+        # Arithmetic is float32 or wider, whatever the parameter's dtype; so is state by default.
         self.dtype = working_dtype(self.parameter)
         self._whole_shape = matrix_sides(self.parameter, self.spec)
         self.rows, self.columns, *shape = self.spec.tiling(*self._whole_shape)
         self.shape = (shape[0], shape[1])
         self.blocks = self.rows * self.columns
         self.forms = self.spec.forms(*self._whole_shape)
-        move_state_with(self.parameter, self.state)
+        if self.state:
+            fit_state(self.state, self.keeping, self.blocks, self.parameter.device, self.dtype)
 
     @property
     def updates(self) -> int:
@@ -93,12 +98,11 @@ class Layer:
         return self.is_reshape and self.parameter.dtype == self.dtype
 
     def memory_or_zeros(self, name: str) -> Tensor:
-        """An elementwise memory by name, [blocks, m, n]; zeros if there is none yet."""
+        """An elementwise memory as it is kept, [blocks, m, n]; zeros if there is none yet."""
         kept = self.state.get(name)
         if kept is None:
-            return torch.zeros(
-                self.blocks, *self.shape, dtype=self.dtype, device=self.parameter.device
-            )
+            dtype = self.dtype if self.keeping is None else self.keeping.dtype_of(name, self.dtype)
+            return torch.zeros(self.blocks, *self.shape, dtype=dtype, device=self.parameter.device)
         return kept.reshape(self.blocks, *self.shape) if self.is_reshape else kept
 
     def set_memory(self, name: str, matrices: Tensor) -> Tensor:
@@ -110,8 +114,19 @@ class Layer:
     def set_map(self, name: str, value: Tensor | None) -> bool:
         """Store a new map. None keeps the old map; the step is exact for it (Corollary 2)."""
         if value is not None:
-            self.state[name] = value
+            self.state[name] = self.stored(name, value)
         return value is not None
+
+    def stored(self, name: str, value: Tensor) -> Tensor:
+        """A factor or map as it is kept between steps; see `Keeping`."""
+        return value if self.keeping is None else self.keeping.stored(name, value, self.updates)
+
+    def computed(self, name: str) -> Tensor | None:
+        """A factor or map as steps compute with it."""
+        kept: Tensor | None = self.state.get(name)
+        if kept is None or self.keeping is None:
+            return kept
+        return self.keeping.computed(kept, self.parameter.device, self.dtype)
 
     def count(self, name: str) -> None:
         """Count one more in the state."""
@@ -119,7 +134,13 @@ class Layer:
 
     def map_per_block(self, name: str, side: str) -> Tensor | None:
         """The map of each block, [blocks, …]; None stands for the identity."""
-        kept: Tensor | None = self.state.get(name)
+        return self._per_block(self.computed(name), side)
+
+    def stored_per_block(self, name: str, side: str) -> Tensor | None:
+        """The same as it is kept."""
+        return self._per_block(self.state.get(name), side)
+
+    def _per_block(self, kept: Tensor | None, side: str) -> Tensor | None:
         if kept is None or len(kept) == self.blocks:
             return kept
         if side == "left":
@@ -154,7 +175,8 @@ class Stack:
     """G, W, memories and maps of layers of one shape, [b, m, n] over all their blocks.
 
     Memories and maps are stacked once and stay stacked: the layers' states hold views of them. A
-    stack is used as long as the same layers have gradients.
+    stack is used as long as the same layers have gradients. What is kept in fewer bits is open, as
+    computed, from its first use in a step until `close`.
     """
 
     def __init__(self, layers: Sequence[Layer]) -> None:
@@ -162,6 +184,8 @@ class Stack:
         self._sizes = [layer.blocks for layer in layers]
         # By name: the tensors in the layers' states, and the stacked tensor they are views of.
         self._kept: dict[str, tuple[Sequence[Tensor | None], Tensor]] = {}
+        self._keeping = layers[0].keeping
+        self._open: dict[str, Tensor] = {}
         self._G: Tensor | None = None
         self._usable: Tensor | None = None
         self.unusable: Tensor | None = None  # matrices that had a non-finite result, [b]
@@ -188,6 +212,7 @@ class Stack:
     def end_step(self) -> None:
         """Drop the gradients of this step."""
         self._G = self._usable = None
+        self.close()
 
     # ---- read ------------------------------------------------------------------------------------
 
@@ -207,30 +232,80 @@ class Stack:
 
     def memory(self, name: str) -> Tensor:
         """An elementwise memory, [b, m, n], zeros at first. The caller writes to it in place."""
+        if name in self._open:
+            return self._open[name]
         whole = self._known(name)
         if whole is None:
             whole = torch.cat([layer.memory_or_zeros(name) for layer in self.layers])
             parts = zip(self.layers, whole.split(self._sizes), strict=True)
             self._kept[name] = [layer.set_memory(name, part) for layer, part in parts], whole
+        working = self.layers[0].dtype
+        if self._keeping is None or whole.dtype == working:
+            return whole
+        is_coded = whole.dtype == torch.int8
+        opened = from_codes(whole, self._scales(), working) if is_coded else whole.to(working)
+        self._open[name] = opened
+        return opened
+
+    def _scales(self) -> Tensor:
+        """The scales of a momentum in 8 bits, [b, k]."""
+        whole = self._known(SCALES)
+        if whole is None:
+            size = self.layers[0].shape[0] * self.layers[0].shape[1]
+            device = self.layers[0].parameter.device
+            zeros = torch.zeros(1, blocks_of(size), device=device)
+            whole = torch.cat(
+                [x.state.get(SCALES, zeros.expand(x.blocks, -1)) for x in self.layers]
+            )
+            self._place(SCALES, whole)
         return whole
 
     def factor(self, name: str, start: Tensor) -> Tensor:
         """A memory of another shape, [b, …], `start` at first. The caller writes in place."""
-        whole = self._known(name)
+        as_computed = self._keeping is None or self._keeping.keeps_as_computed(name)
+        whole = self._known(name) if as_computed else self._open.get(name)
         if whole is None:
-            starts = zip(self.layers, start.split(self._sizes), strict=True)
-            whole = torch.cat([layer.state.get(name, part) for layer, part in starts])
-            self.set(name, whole)
+            kept = [layer.computed(name) for layer in self.layers]
+            starts = zip(kept, start.split(self._sizes), strict=True)
+            whole = torch.cat([part if one is None else one for one, part in starts])
+            if as_computed:
+                self._place(name, whole)
+            else:
+                self._open[name] = whole
         return whole
 
     def set(self, name: str, whole: Tensor) -> None:
         """Store `whole` [b, …] as the layers' maps or factors with this name."""
         # Contiguous, as after loading: with other strides products differ in their last bits.
         whole = whole.contiguous()
+        if self._keeping is not None:
+            if self._keeping.is_offloaded(name):
+                for layer, part in zip(self.layers, whole.split(self._sizes), strict=True):
+                    layer.state[name] = layer.stored(name, part)
+                return
+            whole = self._keeping.stored(name, whole, self.updates)
+        self._place(name, whole)
+
+    def _place(self, name: str, whole: Tensor) -> None:
+        """Put views of `whole` into the layers' states."""
         parts = list(whole.split(self._sizes))
         for layer, part in zip(self.layers, parts, strict=True):
             layer.state[name] = part
         self._kept[name] = parts, whole
+
+    def close(self) -> None:
+        """Keep what was opened in this step, in its fewer bits."""
+        for name, value in self._open.items():
+            if name != MOMENTUM:
+                self.set(name, value)
+                continue
+            whole = self._known(name)
+            assert whole is not None
+            if whole.dtype == torch.int8:
+                value, scales = to_codes(value)
+                self._scales().copy_(scales)
+            whole.copy_(value)
+        self._open.clear()
 
     def set_maps(self, name: str, results: Sequence[Tensor | None]) -> list[Layer]:
         """Store new maps of the blocks. Returns layers that lack one; they keep their old maps."""
@@ -255,8 +330,26 @@ class Stack:
 
     def map(self, name: str) -> Tensor | None:
         """Maps by name ("left_map", …), [b, …]; None if all of them are the identity."""
+        if self._keeping is not None:
+            return self._computed_map(name, self._keeping)
+        return self._stored_map(name)
+
+    def _computed_map(self, name: str, keeping: Keeping) -> Tensor | None:
+        if name in self._open:
+            return self._open[name]
+        if keeping.is_offloaded(name):  # never stacked on the host, where it may not have arrived
+            return self._stacked(name, [x.map_per_block(name, _side(name)) for x in self.layers])
+        whole = self._stored_map(name)
+        return None if whole is None else whole.to(self.layers[0].dtype)
+
+    def _stored_map(self, name: str) -> Tensor | None:
         whole = self._known(name)
-        if whole is None and (whole := self._stacked(name)) is not None:
+        if whole is None:
+            whole = self._stacked(
+                name, [x.stored_per_block(name, _side(name)) for x in self.layers]
+            )
+            if whole is None:
+                return None
             for layer, part in zip(self.layers, whole.split(self._sizes), strict=True):
                 kept = layer.state.get(name)
                 if kept is not None and len(kept) == layer.blocks:
@@ -264,12 +357,11 @@ class Stack:
             self._kept[name] = [layer.state.get(name) for layer in self.layers], whole
         return whole
 
-    def _stacked(self, name: str) -> Tensor | None:
-        side, _, kind = name.partition("_")
-        maps = [layer.map_per_block(name, side) for layer in self.layers]
+    def _stacked(self, name: str, maps: Sequence[Tensor | None]) -> Tensor | None:
         present = next((cached for cached in maps if cached is not None), None)
         if present is None:
             return None
+        kind = name.partition("_")[2]
         return torch.cat(
             [
                 _identity_or_ones(present, kind).expand(layer.blocks, *present.shape[1:])
@@ -412,6 +504,11 @@ def where_usable(usable: Tensor | None, gradient: Tensor) -> Tensor:
 
 def _gradient(parameter: Tensor) -> Tensor:
     return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+
+
+def _side(name: str) -> str:
+    """The side in the name of a map."""
+    return name.partition("_")[0]
 
 
 def _identity_or_ones(like: Tensor, kind: str) -> Tensor:

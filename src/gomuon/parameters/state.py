@@ -12,6 +12,9 @@ from typing import Any, Literal
 from gomuon.moments import Shape
 
 COUNT = "updates"  # every rank keeps this entry for every matrix, also for other owners' ones
+MOMENTUM = "momentum"
+SQUARE = "square"
+SCALES = "momentum_scales"  # of a momentum in 8 bits, see `functional/narrow.py`
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,11 @@ class Memory:
 
 
 @dataclass(frozen=True)
+class Scales:
+    """The scales of a momentum in 8 bits: one for 128 elements of each block."""
+
+
+@dataclass(frozen=True)
 class Side:
     """A tensor for the left (0) or the right (1) side of the matrices.
 
@@ -61,6 +69,8 @@ class Side:
             "definite" is positive definite, because equations are solved with it.
         cut: the side may be cut into blocks: "matrix" may also be blocks × s × s or a diagonal, and
             "values" may also be blocks × s.
+        wide: it is kept as computed also if `state_dtype` asks for fewer bits, because what is made
+            of it depends on eigenvalues that rounding would change.
     """
 
     side: int
@@ -68,6 +78,7 @@ class Side:
     one_for: Literal["block", "strip", "either"] = "block"
     numbers: Literal["any", "not negative", "cosines", "semidefinite", "definite"] = "any"
     cut: bool = False
+    wide: bool = False
 
     def shapes(self, tiling: tuple[int, int, int, int]) -> list[Shape]:
         """The allowed shapes of a side that is not cut, the usual one first."""
@@ -110,7 +121,7 @@ class Side:
         return (1, d) if self.side else (d, 1)
 
 
-Entry = Count | Steps | Memory | Side
+Entry = Count | Steps | Memory | Scales | Side
 Entries = Mapping[str, Entry]
 
 
@@ -129,14 +140,20 @@ EVERY_METHOD: dict[str, Entry] = {
     COUNT: Count(),
     "failures": Count(),
     "root_fallbacks": Count(),
-    "momentum": Memory(),
-    "square": Memory(lowest=0.0),
+    MOMENTUM: Memory(),
+    SCALES: Scales(),
+    SQUARE: Memory(lowest=0.0),
 }
 # Entries that need each other.
 TOGETHER: tuple[tuple[str, ...], ...] = (
     tuple(ADAMW_ENTRIES),
     ("observations", "left_factor", "right_factor"),
 )
+
+
+def wide_entries(entries: Entries) -> frozenset[str]:
+    """The names of those that are kept as computed whatever `state_dtype` says."""
+    return frozenset(k for k, entry in entries.items() if isinstance(entry, Side) and entry.wide)
 
 
 def is_blank(entries: Mapping[str, Any]) -> bool:

@@ -200,10 +200,13 @@ def rate(default: float) -> dict[str, Setting]:
     return {"lr": Setting(default, NOT_NEGATIVE)}
 
 
+STATE: Settings = {"state_dtype": Setting(None, one_of("bfloat16", "int8", None))}
+OFFLOAD: Settings = {"offload": Setting(False, one_of(False, True, "maps"))}
 MOMENTUM: Settings = {
     "momentum": Setting(0.95, DECAY),
     "nesterov": Setting(True, FLAG),
     "weight_decay": Setting(0.0, NOT_NEGATIVE),
+    **STATE,
 }
 MUON: Settings = {**MOMENTUM, "polar": Setting("auto", POLAR)}
 PAPER: Settings = with_defaults(MUON, momentum=0.8)
@@ -216,6 +219,7 @@ CAPTURE: Settings = {
     "block_size": Setting(1024, optional(INTERVAL)),
     "max_side": Setting(None, optional(INTERVAL)),
     "long_sides": Setting("identity", one_of("identity", "diagonal")),
+    **OFFLOAD,
 }
 ROOTS: Settings = {"roots": Setting("auto", ROOT_METHOD)}
 CURVATURE: Settings = {

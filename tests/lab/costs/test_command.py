@@ -87,6 +87,40 @@ def test_one_rank_holds_what_the_real_optimizer_holds(name: str) -> None:
     assert predicted.state.largest == kept_bytes(optimizer)
 
 
+@pytest.mark.parametrize("form", ["bfloat16", "int8"])
+def test_narrow_state_is_what_the_real_optimizer_holds(
+    form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = f"character --optimizers go-muon --state-dtype {form}"
+    (figures,) = planned(arguments, capsys)["methods"]
+    model = CONFIGURATIONS["character"].build()
+    optimizer = optimizers.build("go-muon", model, 1e-3, 1e-3, {"state_dtype": form})
+    for _ in range(2):
+        optimizer.zero_grad()
+        model(torch.randint(0, 65, (2, 16))).logsumexp(-1).mean().backward()
+        optimizer.step()
+    assert figures["state"]["largest"] == kept_bytes(optimizer)
+    assert not figures["offloaded"]["largest"]
+
+
+def test_offloaded_state_has_a_row_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    held = []
+    for offload in ("", "--offload factors", "--offload maps"):
+        arguments = f"character --optimizers go-muon,muon {offload}"
+        method, plain = planned(arguments, capsys)["methods"]
+        held.append((method["state"]["largest"], method["offloaded"]["largest"]))
+        assert plain["offloaded"]["largest"] == 0
+        assert cli.main(["plan", *arguments.split()]) == 0
+        assert ("state on the host" in capsys.readouterr().out) == bool(offload)
+    assert len({sum(both) for both in held}) == 1
+    assert held[0][1] == 0 < held[1][1] < held[2][1]
+
+
+@pytest.mark.parametrize("flag", ["--state-dtype", "--offload"])
+def test_unknown_forms_of_state_are_named(flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'float8'" in refused(["plan", "character", flag, "float8"], capsys)
+
+
 def test_a_method_that_states_no_costs_says_what_to_add(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -20,6 +20,7 @@ from gomuon.lab.costs.layers import (
     find_layers,
     units_of,
 )
+from gomuon.lab.costs.state_bytes import state_bytes
 from gomuon.lab.costs.unit_costs import (
     adamw_bytes,
     layers_work,
@@ -103,6 +104,10 @@ FURTHER: list[tuple[str, dict[str, Any]]] = [
     ("GoMuon", {"geometry_decay": True, "block_size": 7, "input_decay": 0.9}),
     ("GoMuon", {"block_size": 5, "max_side": 16}),
     ("GoMuon", {"geometry_decay": True, "max_side": 16, "long_sides": "diagonal"}),
+    ("GoMuon", {"state_dtype": "bfloat16", "input_decay": 0.9}),
+    ("GoMuon", {"state_dtype": "int8"}),
+    ("GoMuon", {"state_dtype": "int8", "block_size": 7, "offload": True}),
+    *((name, {"state_dtype": "int8"}) for name in METHODS if name != "GoMuon"),
     ("Muon", {"polar": "fast"}),
     ("Shampoo", {"block_size": 10, "graft": "sgd"}),
     ("Shampoo", {"statistics_every": 2, "refresh_every": 4}),
@@ -218,10 +223,41 @@ def test_every_operation_and_every_byte_is_predicted(
                 expected += every_unit(units, renew, work)
         assert counted(optimizer.step) == predicted(expected)
 
-    size = working_dtype(next(model.parameters())).itemsize
-    kept = size * sum(state_elements(unit, work) for unit in units)
+    working = working_dtype(next(model.parameters()))
+    size = working.itemsize
+    if group["state_dtype"] is None:
+        kept = size * sum(state_elements(unit, work) for unit in units)
+    else:
+        parts = [state_bytes(unit, recipe, work, working) for unit in units]
+        kept = sum(part.device + part.host for part in parts)  # on the CPU nothing is offloaded
     kept += adamw_bytes([rows * width for rows, width in found.others], size)
     assert kept_bytes(optimizer, stacks) == kept
+
+
+@pytest.mark.parametrize("offload", [False, True, "maps"])
+@pytest.mark.parametrize("form", [None, "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    "name", [name for name, kind in METHODS.items() if "offload" in kind.recipe.settings]
+)
+def test_what_is_offloaded_is_counted_on_the_host(name: str, form: Any, offload: Any) -> None:
+    """Against the tensors of a real step, by the names that an accelerator would offload."""
+    settings = {"state_dtype": form, "offload": offload}
+    model, optimizer, found = prepared(name, settings, CASES["float32"])
+    loss_of(model, CASES["float32"], 0).backward()
+    optimizer.step()
+    kinds = {False: (), True: ("factor",), "maps": ("factor", "map", "basis", "values")}[offload]
+    real = {
+        value.data_ptr(): value.nbytes
+        for entries in optimizer.state.values()
+        for key, value in entries.items()
+        if key.partition("_")[2] in kinds and key.startswith(("left", "right"))
+    }
+    work, recipe = work_of(name), METHODS[name].recipe
+    units = units_of(found.layers)
+    planned = [state_bytes(unit, recipe, work, torch.float32).host for unit in units]
+    stacked = sum(real.values())  # stacks hold a view for each layer, as the host does a copy
+    assert sum(planned) == stacked
+    assert bool(stacked) == bool(offload)
 
 
 @pytest.mark.parametrize("name", list(METHODS))

@@ -14,6 +14,7 @@ import pytest
 
 from gomuon.lab.experiments.catalogue import EXPERIMENTS, OPEN_QUESTIONS
 from gomuon.lab.experiments.cost_plans import FAST_TASKS, SPEED_RATES
+from gomuon.lab.experiments.state_plans import STATE_ARMS, STATE_SEEDS
 from tests.tools.evidence.made_results import everything, small_plan, thin_campaign
 from tools.evidence import claims, paper_lookup, picture_data, picture_drawing
 from tools.evidence.campaign_list import CAMPAIGNS
@@ -21,7 +22,7 @@ from tools.evidence.command import main
 from tools.evidence.estimates import estimate, excludes_zero, relative_pairs
 from tools.evidence.page import markdown
 from tools.evidence.results_folder import read_evidence
-from tools.evidence.sections import time_to_quality
+from tools.evidence.sections import open_questions, time_to_quality
 from tools.evidence.sections.open_questions import is_free, over_all_tasks
 from tools.evidence.thinned_curve import Curve
 
@@ -419,6 +420,29 @@ def test_what_is_free_is_judged_over_all_tasks_together(whole: Path, page: str) 
     evidence = read_evidence(whole)
     del evidence["fast-gpt"]
     assert over_all_tasks(evidence, "rows-4") is None, "a task that lacks leaves no verdict"
+
+
+@pytest.mark.parametrize(("arm", "title"), [(arm, made[0]) for arm, made in STATE_ARMS.items()][1:])
+def test_state_in_fewer_bits_has_its_verdict(whole: Path, page: str, arm: str, title: str) -> None:
+    first, second = (
+        [result(whole / "state-ptb", f"{one}-s{seed}")["geometric_mean"] for seed in STATE_SEEDS]
+        for one in ("float32", arm)
+    )
+    mean = statistics.fmean(first)
+    differences = [(b - a) / mean for a, b in zip(first, second, strict=True)]
+    (row,) = rows_of(part(page, "Does state in fewer bits cost loss?"), title)
+    assert row[1] == f"{100 * statistics.fmean(differences):+.2f} %".replace("-", "−")
+    assert row[3] == f"{sum(d < 0 for d in differences)} of 5"
+    assert row[4] == ("free" if is_free(estimate(differences)) else "not shown free")
+
+
+def test_state_in_fewer_bits_says_that_it_was_not_run(whole: Path) -> None:
+    evidence = read_evidence(whole)
+    del evidence["state-ptb"]
+    section = "\n".join(open_questions.section(evidence))
+    for title, _ in list(STATE_ARMS.values())[1:]:
+        (row,) = rows_of(section, title)
+        assert row[1:] == ["not run yet", "–", "–", "–"]
 
 
 def test_each_method_arrives_at_its_better_rate(whole: Path, page: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from gomuon.lab import formatting as w
 from gomuon.lab.experiments import optimizers, schedules
 from gomuon.lab.experiments.cost_plans import FAST_ARMS, FAST_TASKS
+from gomuon.lab.experiments.state_plans import STATE, STATE_ARMS
 from gomuon.lab.results.runs import Run
 from gomuon.lab.results.statistics import GROK_THRESHOLD, Paired
 from tools.evidence.campaign_list import CORPORA, TITLES
@@ -24,6 +25,7 @@ from tools.evidence.markdown_tables import (
 from tools.evidence.studies import TRAJECTORY, Evidence, Study, final_accuracy, recorded_grok_step
 
 Comparison = tuple[str, str, str]  # campaign, control, candidate
+VERDICTS = ("arm", "relative", "95 % interval", "lower on", "verdict")
 PAIRS = ("campaign", "arm", "against", "relative", "95 % interval", "lower on")
 
 
@@ -73,6 +75,8 @@ def section(evidence: Evidence) -> list[str]:
         *_tabulated(evidence, [("null-space", "completed", "left-alone")]),
         "### What may be computed cheaply?",
         *_cheaply(evidence),
+        "### Does state in fewer bits cost loss?",
+        *_fewer_bits(evidence),
         "### Weight decay in the geometry or plain?",
         *_decay(evidence),
         "### How much does AdamW's rate matter in modular addition?",
@@ -145,20 +149,7 @@ def _cheaply(evidence: Evidence) -> list[str]:
     for arm in cheaper:
         found = over_all_tasks(evidence, arm)
         title = FAST_ARMS[arm][0]
-        if found is None:
-            rows.append([text(title), NOT_RUN, *[w.ABSENT] * 3])
-            continue
-        differences, mean = found
-        lower = sum(difference < 0 for difference in differences)
-        rows.append(
-            [
-                text(title),
-                w.percent(mean.mean),
-                percent_interval(mean.low, mean.high),
-                f"{lower} of {len(differences)}",
-                "free" if is_free(mean) else "not shown free",
-            ]
-        )
+        rows.append(_verdict(title, NOT_RUN if found is None else found[0]))
     comparisons = [(f"fast-{task}", "exact", arm) for task in FAST_TASKS for arm in cheaper]
     return [
         "Everything against exact polar factors, exact roots, all rows and K = 4, paired by seed "
@@ -166,9 +157,41 @@ def _cheaply(evidence: Evidence) -> list[str]:
         "free if, over the pairs of all tasks together, its mean is at most .2 % above and its "
         "95 % interval ends below +.5 %. The arm whose momentum differs by 1e-7 shows what chance "
         "alone does to a trajectory.",
-        table(("arm", "relative", "95 % interval", "lower on", "verdict"), rows, left=1),
+        table(VERDICTS, rows, left=1),
         "Task by task:",
         table(PAIRS, [_row(evidence, comparison) for comparison in comparisons], left=3),
+    ]
+
+
+def _verdict(title: str, found: list[float] | str) -> list[str]:
+    """A row: an arm's relative differences and whether it is free, or why there are none."""
+    if isinstance(found, str):
+        return [text(title), found, *[w.ABSENT] * 3]
+    mean = estimate(found)
+    return [
+        text(title),
+        w.percent(mean.mean),
+        percent_interval(mean.low, mean.high),
+        f"{sum(difference < 0 for difference in found)} of {len(found)}",
+        "free" if is_free(mean) else "not shown free",
+    ]
+
+
+def _fewer_bits(evidence: Evidence) -> list[str]:
+    """Every arm of the campaign about state, with the verdict of its rule."""
+    name = STATE.experiment
+    rows = []
+    for control, arm in STATE.comparisons:
+        found = compare(evidence, (name, control, arm))
+        why = _why_absent(evidence.get(name), control, arm)
+        rows.append(_verdict(STATE_ARMS[arm][0], why if found is None else list(found.differences)))
+    return [
+        "Go-MUON at rate .08 with fast polar factors; momentum, factors and maps are kept between "
+        "steps in bfloat16 (`state_dtype`), or the momentum in 8 bits and the rest in bfloat16, "
+        f"against float32, paired by seed on Penn Treebank ({code(name)}). The rule, declared "
+        "before the runs: an arm is free if, over its pairs, its mean is at most .2 % above and "
+        "its 95 % interval ends below +.5 %.",
+        table(VERDICTS, rows, left=1),
     ]
 
 

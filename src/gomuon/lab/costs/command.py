@@ -17,6 +17,10 @@ from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.flags import NO_DEFAULT_SHOWN, Flag, OptionalInt, OptionalPath, OptionalText
 from gomuon.lab.input_checks import require_whole
 from gomuon.lab.terminal import SafeConsole
+from gomuon.parameters.keeping import StateDtype
+
+STATE_DTYPES = list(get_args(StateDtype))
+OFFLOADS = ["factors", "maps"]
 
 
 def plan(
@@ -36,6 +40,8 @@ def plan(
     tokens: OptionalInt = None,
     dtype: str = "float32",
     polar: str = ACCELERATOR_POLAR,
+    state_dtype: OptionalText = "",
+    offload: OptionalText = "",
     owners: Flag = False,
     json: Flag = False,
     markdown: OptionalPath = None,
@@ -62,6 +68,8 @@ def plan(
         tokens: Tokens (or images) per rank and step. Default: those of the named model.
         dtype: Of weights and gradients: float32, bfloat16, float16 or float64.
         polar: Method for polar factors; the default is the one for accelerators.
+        state_dtype: Of momentum, factors and maps between steps: bfloat16 or int8.
+        offload: What is kept on the host: factors, or maps for both. Default: nothing.
         owners: Show all owners, not only the first eight.
         json: Print everything as JSON.
         markdown: Write the tables of docs/scaling.md into this page, between its markers.
@@ -88,6 +96,10 @@ def plan(
     methods = [method for method in get_args(PolarMethod) if method != "auto"]
     if polar not in methods:
         raise unknown_name("polar method", polar, methods)
+    if state_dtype not in ("", *STATE_DTYPES):
+        raise unknown_name("state dtype", state_dtype, STATE_DTYPES)
+    if offload not in ("", *OFFLOADS):
+        raise unknown_name("part of the state", offload, OFFLOADS)
     if bool(name) == bool(model):
         raise LabError(
             "give one model: a name such as gpt2-124m, or --model package.module:function"
@@ -108,6 +120,8 @@ def plan(
         rows=rows,
         token_stride=token_stride,
         polar=polar,
+        state_dtype=state_dtype or None,
+        offload=offload or None,
     )
     if json:
         sys.stdout.write(jsons.dumps(comparison.as_dict(), indent=2) + "\n")

@@ -70,6 +70,8 @@ def compare_costs(
     rows: int | None = None,
     token_stride: int | None = None,
     polar: str = ACCELERATOR_POLAR,
+    state_dtype: str | None = None,
+    offload: str | None = None,
 ) -> CostComparison:
     """The costs of the methods `names` on a model; None means each method's own setting."""
     changes: dict[str, Any] = {
@@ -77,6 +79,8 @@ def compare_costs(
         "rows": rows,
         "token_stride": token_stride,
         "polar": polar,
+        "state_dtype": state_dtype,
+        "offload": {"factors": True}.get(offload or "", offload),
     }
     weight = next(planned.model.parameters()).dtype
     given = {name: value for name, value in changes.items() if value is not None}

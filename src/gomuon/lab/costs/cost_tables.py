@@ -48,10 +48,12 @@ def cost_rows(comparison: CostComparison) -> list[tuple[str, ...]]:
     methods: Sequence[CostEstimate] = comparison.methods
     whole = comparison.model_flops
     first = ("work, first step", *(most(f.first, "FLOP") for f in methods))
+    offloaded = ("state on the host, most", *(most(f.offloaded, "B") for f in methods))
     return [
         ("refresh every K", *(str(f.refresh_every or ABSENT) for f in methods)),
         ("state, most", *(most(f.state, "B") for f in methods)),
         ("state, mean", *(mean(f.state, "B") for f in methods)),
+        *([offloaded] if any(f.offloaded.largest for f in methods) else []),
         ("captured sums", *(human(f.moments, "B") for f in methods)),
         ("captured sums, at one time", *(human(f.held, "B") for f in methods)),
         ("work, reuse step", *(most(f.reuse, "FLOP") for f in methods)),

@@ -12,6 +12,7 @@ from gomuon.distributed.assignment import Unit, imbalance, load_per_rank, owners
 from gomuon.distributed.stream_layout import BUCKET
 from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers, units_of
 from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
+from gomuon.lab.costs.state_bytes import state_bytes
 from gomuon.lab.costs.traffic import Mesh, held_elements, replicated_bytes, step_bytes
 from gomuon.lab.costs.unit_costs import (
     adamw_bytes,
@@ -19,13 +20,12 @@ from gomuon.lab.costs.unit_costs import (
     moment_work,
     moments_of,
     renewal_work,
-    state_elements,
 )
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers
 from gomuon.parameters.side_forms import captured_maps
 from gomuon.recipes.recipe import Recipe
-from gomuon.recipes.work import StepWork, Work, flops
+from gomuon.recipes.work import Work, flops
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,8 @@ class CostEstimate:
     Attributes:
         method: the name on the command line.
         refresh_every: K; None for a method without refreshes.
-        state: bytes of optimizer state.
+        state: bytes of optimizer state, without what is offloaded.
+        offloaded: bytes of optimizer state on the host.
         moments: bytes of the captured sums of all layers.
         held: most bytes of captured sums on a rank at one time. With owners, sums are sent in the
             backward pass: a unit, its message, and the sums this rank receives as an owner.
@@ -75,6 +76,7 @@ class CostEstimate:
     method: str
     refresh_every: int | None
     state: Spread
+    offloaded: Spread
     moments: int
     held: int
     reuse: Spread | None
@@ -166,10 +168,16 @@ def estimate_cost(
     carried = over_ranks(amortised)
     sums = wide * sum(_elements(unit) for unit in readers)
     alone = ranks.replicate or ranks.mesh.ranks == 1
+    working = DTYPES["float64"] if wide == 8 else DTYPES["float32"]
+    kept = [state_bytes(unit, recipe, work, working) for unit in units]
+    matrices = over_ranks([float(one.device) for one in kept])
+    others = _adamw(found.others, wide, ranks.mesh)
+    state = [a + b for a, b in zip(matrices, others, strict=True)]
     return CostEstimate(
         method=name,
         refresh_every=every if renews else None,
-        state=Spread.of(_state(units, owners, work, found, planned, ranks)),
+        state=Spread.of(state),
+        offloaded=Spread.of(over_ranks([float(one.host) for one in kept])),
         moments=sums,
         held=sums if alone else _held(readers, owned, owners, wide, ranks.mesh.ranks),
         reuse=Spread.of([x + moments * going_on for x in over_ranks(steady)]) if reuses else None,
@@ -200,7 +208,20 @@ def _elementwise(name: str, planned: PlannedModel, ranks: RankLayout) -> CostEst
     (_, size), nothing = _sizes(planned.model), Spread(0.0, 0.0)
     state = [float(x) for x in _adamw(every, size, ranks.mesh)]
     return CostEstimate(
-        name, None, Spread.of(state), 0, 0, nothing, None, nothing, None, nothing, None, 1.0, ()
+        name,
+        None,
+        Spread.of(state),
+        nothing,
+        0,
+        0,
+        nothing,
+        None,
+        nothing,
+        None,
+        nothing,
+        None,
+        1.0,
+        (),
     )
 
 
@@ -278,22 +299,6 @@ def _unit(layers: Sequence[MatrixLayer], cost: float) -> Unit:
         tuple(sums.sent for sums, _ in moments_of(layers)),
         cost,
     )
-
-
-def _state(
-    units: Sequence[Sequence[MatrixLayer]],
-    owners: Sequence[int],
-    work: StepWork,
-    found: ModelLayers,
-    planned: PlannedModel,
-    ranks: RankLayout,
-) -> list[float]:
-    """Bytes on every rank: state of matrices at their owners, AdamW's moments at their rows."""
-    _, size = _sizes(planned.model)
-    kept = [float(size * state_elements(unit, work)) for unit in units]
-    whole = [sum(kept)] * ranks.mesh.ranks
-    held = whole if ranks.replicate else load_per_rank(kept, owners, ranks.mesh.ranks)
-    return [a + b for a, b in zip(held, _adamw(found.others, size, ranks.mesh), strict=True)]
 
 
 def _adamw(parameters: Sequence[tuple[int, int]], size: int, mesh: Mesh) -> list[int]:

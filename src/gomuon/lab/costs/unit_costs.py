@@ -3,6 +3,7 @@
 A unit is a list of layers that read one input and have one owner; see `layers.units_of`.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -12,6 +13,7 @@ from gomuon.recipes.work import CapturedFactors, Factors, LayerWork, StepWork, W
 
 STEP_BYTES = 4  # AdamW's own count of steps, one float32 for each parameter
 Layers = Sequence[MatrixLayer]
+_MAPS = ("left_map", "right_map")
 
 # ---- operations ----------------------------------------------------------------------------------
 
@@ -77,21 +79,28 @@ def moment_work(unit: Layers, passes: float = 1.0) -> Work:
 
 def state_elements(unit: Layers, work: StepWork) -> int:
     """Elements of everything kept for a unit; tensors that layers share count once."""
-    total = sum(sum(work.keeps(x.matrices, x.settings).values()) for x in unit)
+    return kept_elements(unit, work).total()
+
+
+def kept_elements(unit: Layers, work: StepWork) -> Counter[str]:
+    """The same by the names that tensors have in the state; K-FAC's bases count as maps."""
+    kept: Counter[str] = Counter()
+    for x in unit:
+        kept.update(work.keeps(x.matrices, x.settings))
     if work.captured is None:
-        return total
+        return kept
     for layer in unit:
         for where in _captured(layer):
-            total += _map_elements(layer, where, work.captured)
+            kept[_MAPS[where]] += _map_elements(layer, where, work.captured)
         if layer.matrices.captured[LEFT]:
-            total += layer.factors[LEFT].elements
+            kept["left_factor"] += layer.factors[LEFT].elements
     for layer in _right_factor(unit):
         right = layer.factors[RIGHT]
-        total += work.captured.keeps_inputs(layer.settings) * right.elements
+        kept["right_factor"] += work.captured.keeps_inputs(layer.settings) * right.elements
         copied = any(right.strips != x.matrices.count for x in unit)
         if work.captured.one_for == "factor" and copied:
-            total += right.elements_of(work.captured.map_elements)
-    return total
+            kept[_MAPS[RIGHT]] += right.elements_of(work.captured.map_elements)
+    return kept
 
 
 def _map_elements(layer: MatrixLayer, where: int, factors: CapturedFactors) -> int:

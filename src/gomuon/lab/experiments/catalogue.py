@@ -10,6 +10,7 @@ from gomuon.lab.experiments.cost_plans import FAST, RACE_STEPS, SPEED
 from gomuon.lab.experiments.loss_windows import PAPER_WINDOWS, windows_for
 from gomuon.lab.experiments.plan import PAIRED, TRAJECTORY, Arm, Plan, Quick
 from gomuon.lab.experiments.selection import Selection
+from gomuon.lab.experiments.state_plans import STATE
 
 PTB = Plan(
     experiment="ptb",
@@ -245,7 +246,7 @@ NULL_SPACE = Plan(
 
 OPEN_QUESTIONS: dict[str, Plan] = {
     plan.experiment: plan
-    for plan in (ABLATIONS, ADAMW_RATE, *MUON_RATES, NULL_SPACE, *FAST, *SPEED)
+    for plan in (ABLATIONS, ADAMW_RATE, *MUON_RATES, NULL_SPACE, *FAST, *SPEED, STATE)
 }
 
 
