@@ -13,13 +13,14 @@ class Deliveries:
     """The deliveries to the probes of one group.
 
     Attributes:
-        listener: called after each delivery; None if nobody listens.
+        listener: called after each delivery; None if nobody listens. It returns whether this
+            backward pass is the last one of the step, as far as is known.
         paused: sums stay here until the step.
         dropped: sums were dropped after some of them had been taken away.
     """
 
     def __init__(self) -> None:
-        self.listener: Callable[[], None] | None = None
+        self.listener: Callable[[], bool] | None = None
         self.paused = False
         self.dropped = False
         self._awaited: set[int] = set()  # ids of leaves
@@ -35,8 +36,10 @@ class Deliveries:
 
     def _arrived(self, leaf: Tensor) -> None:
         self._awaited.discard(id(leaf))
-        if self.listener is not None:
-            self.listener()
+        if self.listener is not None and not self.listener():
+            # The next micro-batch adds to it. If it left before, the order of additions, and so the
+            # last bits of the sum, would depend on which rank is faster.
+            self._awaited.add(id(leaf))
 
     def awaits(self, leaves: Iterable[Tensor | None]) -> bool:
         """Whether a delivery to one of these leaves is under way."""

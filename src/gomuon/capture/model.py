@@ -273,7 +273,7 @@ class ModelCapture:
         self.groups: list[GroupCapture] = []
         self.scaler: torch.amp.GradScaler | None = None
         self.epoch = 0  # changes when hooks are placed or gated
-        self._listener: Callable[[], None] | None = None
+        self._listener: Callable[[], bool] | None = None
         self._layout = layout
         self._sides = sides
         self._observes = observes
@@ -393,7 +393,7 @@ class ModelCapture:
     def loss_scale(self) -> float:
         return 1.0 if self.scaler is None else self.scaler.get_scale()
 
-    def listen(self, listener: Callable[[], None] | None) -> None:
+    def listen(self, listener: Callable[[], bool] | None) -> None:
         """Call `listener` in the backward pass whenever sums have been delivered."""
         self._listener = listener
         for capture in self.groups:

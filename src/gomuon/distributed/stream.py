@@ -90,19 +90,24 @@ class SumStream:
     # ---- in the backward pass --------------------------------------------------------------------
 
     @torch.no_grad()
-    def advance(self) -> None:
-        """Send the buckets whose turn it is and whose sums have arrived. Never waits."""
+    def advance(self) -> bool:
+        """Send the buckets whose turn it is and whose sums have arrived. Never waits.
+
+        Returns whether no micro-batch is known to follow.
+        """
         with self._lock:
+            last = self._is_last()
             if self.failure is not None or self._is_void or self._capture.paused:
-                return
+                return last
             try:
-                if self._is_last() and self._may_send():
+                if last and self._may_send():
                     while (end := self._end_of_arrived()) is not None:
                         while self.sent < end:
                             self._send(self._take)
                     self._finish_messages(wait=False)
             except Exception as failure:  # the step tells it to all ranks
                 self.failure = failure
+            return last
 
     @property
     def _is_void(self) -> bool:
