@@ -24,6 +24,7 @@ class Deliveries:
         self.paused = False
         self.dropped = False
         self._awaited: set[int] = set()  # ids of leaves
+        self._early: set[int] = set()  # of those that have the sums of earlier micro-batches only
 
     def expect(self, leaves: Iterable[Tensor]) -> None:
         """Called inside the backward pass: autograd will deliver to these leaves next."""
@@ -36,16 +37,24 @@ class Deliveries:
 
     def _arrived(self, leaf: Tensor) -> None:
         self._awaited.discard(id(leaf))
+        self._early.discard(id(leaf))
         if self.listener is not None and not self.listener():
-            # The next micro-batch adds to it. If it left before, the order of additions, and so the
-            # last bits of the sum, would depend on which rank is faster.
-            self._awaited.add(id(leaf))
+            self._early.add(id(leaf))
 
     def awaits(self, leaves: Iterable[Tensor | None]) -> bool:
         """Whether a delivery to one of these leaves is under way."""
         return any(id(leaf) in self._awaited for leaf in leaves)
 
+    def came_early(self, leaves: Iterable[Tensor | None]) -> bool:
+        """Whether the last micro-batch has not been added to one of these leaves yet.
+
+        If their sums left before, the order of additions, and with it the last bits, would depend
+        on which rank is faster.
+        """
+        return any(id(leaf) in self._early for leaf in leaves)
+
     def begin(self) -> None:
         """Forget what was awaited, before the forward passes of a step."""
         self._awaited.clear()
+        self._early.clear()
         self.paused = False

@@ -156,6 +156,7 @@ class GroupCapture:
                 if hook.called
             )
             and not any(awaits((*h.inputs.leaves, *h.gradients.leaves)) for h in hooks)
+            and not any(self.shared.deliveries.came_early(h.gradients.leaves) for h in hooks)
             and not any(awaits(shared.leaves) for shared in inputs)
         )
 
