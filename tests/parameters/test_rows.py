@@ -245,10 +245,54 @@ def test_a_spec_bounds_a_grouped_convolution_and_leaves_its_groups() -> None:
 
 @pytest.mark.parametrize("rows", [0, -1, 2.5, True, "all"])
 def test_a_bound_that_is_no_number_of_rows_is_refused(rows: Any) -> None:
-    with pytest.raises(ValueError, match="rows must be None or a whole number >= 1"):
+    with pytest.raises(ValueError, match='rows must be "auto", None or a whole number >= 1'):
         GoMuon(nn.Linear(3, 4), rows=rows)
     with pytest.raises(ValueError, match="rows of 'weight' must be None or a whole number >= 1"):
         GoMuon(nn.Linear(3, 4), specs={"weight": LayerSpec(rows=rows)})
+
+
+def counts(optimizer: GoMuon) -> dict[Tensor, int]:
+    """How many rows entered the moments of each layer."""
+    found = optimizer._capture.groups[0].collect()
+    moments = {weight: seen.inputs or seen.gradients for weight, seen in found.items()}
+    return {weight: int(moment.count) for weight, moment in moments.items() if moment is not None}
+
+
+def test_by_default_as_many_rows_as_the_longest_block_of_a_and_at_least_256() -> None:
+    """The side of A counts and not that of B, so that readers of one tensor can share its moment."""
+    layers = [nn.Linear(n, m) for n, m in ((32, 400), (400, 300), (300, 32))]
+    model = nn.Sequential(*layers)
+    routes = {"*.weight": "matrix"}
+
+    def used(**settings: Any) -> list[int]:
+        optimizer = GoMuon(model, routes=routes, **settings)
+        model(torch.randn(500, 32)).square().sum().backward()
+        found = counts(optimizer)
+        optimizer.remove_hooks()
+        return [found[layer.weight] for layer in layers]
+
+    assert used() == used(rows="auto") == [256, 400, 300]
+    assert used(block_size=290) == [256, 256, 256]  # 400 as 2×200, 300 as 2×150
+    assert used(max_side=350, long_sides="diagonal") == [256, 256, 300]
+    assert used(specs={"1.weight": LayerSpec(rows=7)}) == [256, 7, 300]
+    assert used(rows=None) == used(preset="paper") == [500, 500, 500]
+
+
+def test_small_batches_are_used_whole_by_default() -> None:
+    layer = nn.Linear(8, 4)
+    optimizer = GoMuon(layer, routes={"weight": "matrix"})
+    layer(torch.randn(255, 8)).square().sum().backward()
+    assert counts(optimizer) == {layer.weight: 255}
+
+
+def test_layers_that_read_one_tensor_share_its_moment_by_default() -> None:
+    model = nn.ModuleDict({name: nn.Linear(32, m) for name, m in (("q", 32), ("up", 400))})
+    optimizer = GoMuon(model, routes={"*.weight": "matrix"})
+    x = torch.randn(500, 32)
+    sum(layer(x).square().sum() for layer in model.values()).backward()
+    found = optimizer._capture.groups[0].collect()
+    q, up = (found[layer.get_parameter("weight")].inputs for layer in model.values())
+    assert q is up is not None
 
 
 def test_a_bound_holds_for_each_forward_pass() -> None:

@@ -30,7 +30,7 @@ from gomuon.recipes.work import (
     matched_polar_work,
     root_work,
 )
-from gomuon.settings import Setting, one_of
+from gomuon.settings import Setting, one_of, with_defaults
 
 GEOMETRY = CapturedMoments(
     root_maps,
@@ -74,7 +74,7 @@ RECIPE = Recipe(
     settings={
         **rate(0.08),
         **PAPER,
-        **CURVATURE,
+        **with_defaults(CURVATURE, rows="auto"),
         "graft": Setting("frobenius", one_of("frobenius", None)),
     },
     presets=PRESETS,
@@ -97,7 +97,7 @@ class GoMuonSettings(Common, total=False):
     factor_decay: float
     input_decay: float | None
     shrinkage: str | float | Mapping[str, float]
-    rows: int | None
+    rows: int | Literal["auto"] | None
     token_stride: int
     token_skip: int
     reduce: bool
@@ -155,7 +155,8 @@ class GoMuon(MatrixOptimizer):
         shrinkage: "oas", a fixed intensity in [0, 1], or {"damping": d} for S + d·tr(S)/dim·I.
 
         rows: use at most this many rows of each forward pass for the statistics, evenly spread over
-            examples and positions; None: all. `LayerSpec(rows=…)` is the same for one layer.
+            examples and positions; None: all. "auto": as many as A, or a block of it, has rows, and
+            at least 256. `LayerSpec(rows=…)` is the same for one layer.
         token_stride: use only every stride-th position for the statistics.
         token_skip: leave out this many positions at the start of each sequence.
         reduce: K-FAC-reduce statistics, one row per example instead of one per position.
