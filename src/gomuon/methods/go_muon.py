@@ -30,7 +30,7 @@ from gomuon.recipes.work import (
     matched_polar_work,
     root_work,
 )
-from gomuon.settings import Setting, one_of, with_defaults
+from gomuon.settings import Setting, one_of
 
 GEOMETRY = CapturedMoments(
     root_maps,
@@ -56,7 +56,7 @@ FACTORS = CapturedFactors(
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "fast": {
         "refresh_every": 8,
-        "rows": 256,
+        "rows": "auto",
         "input_decay": 0.97,
         "block_size": 256,
         "polar": "fast",
@@ -74,7 +74,7 @@ RECIPE = Recipe(
     settings={
         **rate(0.08),
         **PAPER,
-        **with_defaults(CURVATURE, rows="auto"),
+        **CURVATURE,
         "graft": Setting("frobenius", one_of("frobenius", None)),
     },
     presets=PRESETS,
@@ -155,8 +155,8 @@ class GoMuon(MatrixOptimizer):
         shrinkage: "oas", a fixed intensity in [0, 1], or {"damping": d} for S + d·tr(S)/dim·I.
 
         rows: use at most this many rows of each forward pass for the statistics, evenly spread over
-            examples and positions; None: all. "auto": as many as A, or a block of it, has rows, and
-            at least 256. `LayerSpec(rows=…)` is the same for one layer.
+            examples and positions; None: all. "auto": two for each input (of a block, if the input
+            side is cut), and at least 256. `LayerSpec(rows=…)` is the same for one layer.
         token_stride: use only every stride-th position for the statistics.
         token_skip: leave out this many positions at the start of each sequence.
         reduce: K-FAC-reduce statistics, one row per example instead of one per position.

@@ -77,7 +77,9 @@ class LayerSpec:
 
 
 DEFAULT_SPEC = LayerSpec()
-# With rows="auto". Fewer would save little: a step has other costs.
+# With rows="auto": rows for each input of a block of A, and the fewest, because even fewer would
+# save little. A moment of fewer rows than inputs costs loss (docs/reproduction.md).
+ROWS_PER_INPUT = 2
 FEWEST_ROWS = 256
 _FORMS = ("whole", "diagonal", "identity")
 
@@ -114,7 +116,7 @@ def row_limit(spec: LayerSpec, group: Group, inputs: SideForm) -> int | None:
     """
     rows: int | str | None = group.get("rows") if spec.rows is None else spec.rows
     if rows == "auto":
-        return max(FEWEST_ROWS, inputs.size if inputs.kind == "matrix" else 0)
+        return max(FEWEST_ROWS, ROWS_PER_INPUT * inputs.size if inputs.kind == "matrix" else 0)
     return None if rows is None else int(rows)
 
 
