@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gomuon import GoMuon, LayerSpec
+from gomuon.parameters.routing import Routes
 from gomuon.parameters.rows import LinearRows, rows_for
 from gomuon.parameters.sampling import Sampling, spread_rows
 
@@ -262,7 +263,7 @@ def test_auto_is_two_rows_for_each_input_of_a_block_and_at_least_256() -> None:
     """The side of A counts, not that of B: then readers of one tensor can share its moment."""
     layers = [nn.Linear(n, m) for n, m in ((32, 400), (400, 300), (300, 32))]
     model = nn.Sequential(*layers)
-    routes = {"*.weight": "matrix"}
+    routes: Routes = {"*.weight": "matrix"}
     blocks = {"block_size": 160}  # 400 as 4×100, 300 as 2×150
 
     def used(**settings: Any) -> list[int]:
