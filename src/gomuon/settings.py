@@ -123,6 +123,10 @@ EXPONENTS = Kind(
 )
 BETAS = Kind(_pair_of(_decay), "a pair of numbers in [0, 1)")
 INTERVAL = Kind(_whole_number, "a whole number >= 1")
+ROWS = Kind(
+    lambda value: value is None or value == "auto" or _whole_number(value),
+    '"auto", None or a whole number >= 1',
+)
 WHOLE = Kind(_whole(0), "a whole number >= 0")
 FLAG = Kind(lambda value: isinstance(value, bool), "True or False")
 ROOT_METHOD = Kind(_one_of(*get_args(RootMethod)), f"one of {get_args(RootMethod)}")

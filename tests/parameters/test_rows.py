@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from gomuon import GoMuon, LayerSpec
+from gomuon.parameters.routing import Routes
 from gomuon.parameters.rows import LinearRows, rows_for
 from gomuon.parameters.sampling import Sampling, spread_rows
 
@@ -245,10 +246,55 @@ def test_a_spec_bounds_a_grouped_convolution_and_leaves_its_groups() -> None:
 
 @pytest.mark.parametrize("rows", [0, -1, 2.5, True, "all"])
 def test_a_bound_that_is_no_number_of_rows_is_refused(rows: Any) -> None:
-    with pytest.raises(ValueError, match="rows must be None or a whole number >= 1"):
+    with pytest.raises(ValueError, match='rows must be "auto", None or a whole number >= 1'):
         GoMuon(nn.Linear(3, 4), rows=rows)
     with pytest.raises(ValueError, match="rows of 'weight' must be None or a whole number >= 1"):
         GoMuon(nn.Linear(3, 4), specs={"weight": LayerSpec(rows=rows)})
+
+
+def counts(optimizer: GoMuon) -> dict[Tensor, int]:
+    """How many rows entered the moments of each layer."""
+    found = optimizer._capture.groups[0].collect()
+    moments = {weight: seen.inputs or seen.gradients for weight, seen in found.items()}
+    return {weight: int(moment.count) for weight, moment in moments.items() if moment is not None}
+
+
+def test_auto_is_two_rows_for_each_input_of_a_block_and_at_least_256() -> None:
+    """The side of A counts, not that of B: then readers of one tensor can share its moment."""
+    layers = [nn.Linear(n, m) for n, m in ((32, 400), (400, 300), (300, 32))]
+    model = nn.Sequential(*layers)
+    routes: Routes = {"*.weight": "matrix"}
+    blocks = {"block_size": 160}  # 400 as 4×100, 300 as 2×150
+
+    def used(**settings: Any) -> list[int]:
+        optimizer = GoMuon(model, routes=routes, **settings)
+        model(torch.randn(1000, 32)).square().sum().backward()
+        found = counts(optimizer)
+        optimizer.remove_hooks()
+        return [found[layer.weight] for layer in layers]
+
+    assert used(rows="auto") == [256, 800, 600]
+    assert used(rows="auto", **blocks) == [256, 256, 300]
+    assert used(rows="auto", max_side=350, long_sides="diagonal") == [256, 256, 600]
+    assert used(rows="auto", specs={"1.weight": LayerSpec(rows=7)}) == [256, 7, 600]
+    assert used() == used(rows=None) == used(preset="paper") == [1000, 1000, 1000]
+
+
+def test_auto_uses_small_batches_whole() -> None:
+    layer = nn.Linear(8, 4)
+    optimizer = GoMuon(layer, routes={"weight": "matrix"}, rows="auto")
+    layer(torch.randn(255, 8)).square().sum().backward()
+    assert counts(optimizer) == {layer.weight: 255}
+
+
+def test_with_auto_layers_that_read_one_tensor_share_its_moment() -> None:
+    model = nn.ModuleDict({name: nn.Linear(32, m) for name, m in (("q", 32), ("up", 400))})
+    optimizer = GoMuon(model, routes={"*.weight": "matrix"}, rows="auto")
+    x = torch.randn(500, 32)
+    sum(layer(x).square().sum() for layer in model.values()).backward()
+    found = optimizer._capture.groups[0].collect()
+    q, up = (found[layer.get_parameter("weight")].inputs for layer in model.values())
+    assert q is up is not None
 
 
 def test_a_bound_holds_for_each_forward_pass() -> None:
@@ -281,6 +327,7 @@ def test_a_bound_under_checkpointing_counts_once(reentrant: bool) -> None:
 
 
 def test_a_mask_leaves_out_some_of_the_bounded_rows() -> None:
+    torch.manual_seed(0)  # a mask could also leave out none of them
     layer = nn.Linear(3, 4, bias=False).double()
     optimizer = GoMuon(layer, rows=9)
     x = torch.randn(4, 5, 3, dtype=torch.float64)

@@ -19,8 +19,8 @@ from gomuon.parameters.layout import Layout
 from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded
-from gomuon.parameters.side_forms import LONG_SIDES, SideForm
-from gomuon.parameters.specs import DEFAULT_SPEC
+from gomuon.parameters.side_forms import LONG_SIDES, RIGHT, SideForm
+from gomuon.parameters.specs import DEFAULT_SPEC, row_limit
 
 Group = Mapping[str, Any]
 IsDue = Callable[[float], bool]  # whether layers with a given phase refresh in the next step
@@ -329,7 +329,7 @@ class ModelCapture:
 
         def sampling(weight: Tensor) -> Sampling:
             spec = layout.specs.get(weight, DEFAULT_SPEC)
-            rows = group.get("rows") if spec.rows is None else spec.rows
+            rows = row_limit(spec, group, layout.forms_of(weight, group)[RIGHT])
             settings = group["token_stride"], group["token_skip"], group["reduce"]
             return Sampling(*settings, ones=spec.bias is not None, rows=rows)
 

@@ -56,7 +56,7 @@ FACTORS = CapturedFactors(
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "fast": {
         "refresh_every": 8,
-        "rows": 256,
+        "rows": "auto",
         "input_decay": 0.97,
         "block_size": 256,
         "polar": "fast",
@@ -97,7 +97,7 @@ class GoMuonSettings(Common, total=False):
     factor_decay: float
     input_decay: float | None
     shrinkage: str | float | Mapping[str, float]
-    rows: int | None
+    rows: int | Literal["auto"] | None
     token_stride: int
     token_skip: int
     reduce: bool
@@ -155,7 +155,8 @@ class GoMuon(MatrixOptimizer):
         shrinkage: "oas", a fixed intensity in [0, 1], or {"damping": d} for S + d·tr(S)/dim·I.
 
         rows: use at most this many rows of each forward pass for the statistics, evenly spread over
-            examples and positions; None: all. `LayerSpec(rows=…)` is the same for one layer.
+            examples and positions; None: all. "auto": two for each input (of a block, if the input
+            side is cut), and at least 256. `LayerSpec(rows=…)` is the same for one layer.
         token_stride: use only every stride-th position for the statistics.
         token_skip: leave out this many positions at the start of each sequence.
         reduce: K-FAC-reduce statistics, one row per example instead of one per position.

@@ -77,6 +77,10 @@ class LayerSpec:
 
 
 DEFAULT_SPEC = LayerSpec()
+# With rows="auto": rows for each input of a block of A, and the fewest, because even fewer would
+# save little. A moment of fewer rows than inputs costs loss (docs/reproduction.md).
+ROWS_PER_INPUT = 2
+FEWEST_ROWS = 256
 _FORMS = ("whole", "diagonal", "identity")
 
 
@@ -97,6 +101,23 @@ def check_spec(name: str, parameter: Tensor, spec: LayerSpec) -> None:
                 f"{name!r} has {size} {side}, which {blocks} blocks do not divide; change its "
                 "LayerSpec"
             )
+
+
+def row_limit(spec: LayerSpec, group: Group, inputs: SideForm) -> int | None:
+    """The largest number of rows of a forward pass that enter a layer's moments; None: all.
+
+    "auto" goes by the side of A's blocks. A is not averaged over refreshes as B is, so it needs
+    rows of its own; and layers that read one tensor get one number, so they can share its moment.
+
+    Args:
+        spec: the layer's.
+        group: the settings of its group.
+        inputs: the form of A.
+    """
+    rows: int | str | None = group.get("rows") if spec.rows is None else spec.rows
+    if rows == "auto":
+        return max(FEWEST_ROWS, ROWS_PER_INPUT * inputs.size if inputs.kind == "matrix" else 0)
+    return None if rows is None else int(rows)
 
 
 def matrix_sides(parameter: Tensor, spec: LayerSpec) -> tuple[int, int]:

@@ -26,6 +26,7 @@ from gomuon.settings import (
     NOT_NEGATIVE,
     POLAR,
     ROOT_METHOD,
+    ROWS,
     SHRINKAGE,
     WHOLE,
     Setting,
@@ -211,7 +212,7 @@ MOMENTUM: Settings = {
 MUON: Settings = {**MOMENTUM, "polar": Setting("auto", POLAR)}
 PAPER: Settings = with_defaults(MUON, momentum=0.8)
 CAPTURE: Settings = {
-    "rows": Setting(None, optional(INTERVAL)),
+    "rows": Setting(None, ROWS),
     "token_stride": Setting(1, INTERVAL),
     "token_skip": Setting(0, WHOLE),
     "reduce": Setting(False, FLAG),

@@ -303,6 +303,25 @@ def test_a_bound_holds_for_each_call_and_a_spec_for_one_layer() -> None:
         assert float(gradients.count) == x.sampled_rows(1.0)
 
 
+def test_an_automatic_number_of_rows_is_the_captures() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 300), nn.Tanh(), nn.Linear(300, 8))
+    x = torch.randn(1000, 8)
+    routes: Routes = {"2.weight": "matrix"}
+    uses = find_input_uses(model, x)
+    recipe = GoMuon.recipe
+    settings = {**recipe.defaults, "rows": "auto"}
+    found = find_layers(model, recipe, settings, uses, routes=routes)
+    assert [layer.sampled_rows(1.0) for layer in found.layers] == [256, 600]
+    optimizer = GoMuon(model, routes=routes, rows="auto")
+    model(x).square().sum().backward()
+    statistics = optimizer._capture.groups[0].collect()
+    for layer, module in zip(found.layers, (model[0], model[2]), strict=True):
+        gradients = statistics[module.get_parameter("weight")].gradients
+        assert gradients is not None
+        assert float(gradients.count) == layer.sampled_rows(1.0)
+
+
 def test_backward_without_capture_is_what_is_left_over() -> None:
     """The first test subtracts moments from a backward pass; this is that pass without any."""
     case = CASES["transformer"]

@@ -18,6 +18,8 @@ from gomuon.parameters.specs import (
     LayerSpec,
     joined_biases,
     layer_specs,
+    matrix_sides,
+    row_limit,
     with_settings,
 )
 from gomuon.parameters.stacks import Layer
@@ -179,7 +181,9 @@ def find_layers(
 
     def sampling(weight: Tensor) -> Sampling:
         spec = cuts.get(weight, DEFAULT_SPEC)
-        rows = settings.get("rows") if spec.rows is None else spec.rows
+        cut = with_settings(spec, weight, settings, captured=recipe.geometry.uses_moments)
+        inputs = cut.forms(*matrix_sides(weight, cut))[RIGHT]
+        rows = row_limit(spec, settings, inputs)
         return Sampling(ones=spec.bias is not None, rows=rows)
 
     watched = captured_modules(model, sampling)
