@@ -40,7 +40,7 @@ from gomuon.parameters.specs import (
 )
 from gomuon.parameters.stacks import Participants
 from gomuon.parameters.state import Cut, wide_entries
-from gomuon.parameters.tensor_parallel import tensor_shards
+from gomuon.parameters.tensor_shards import tensor_shards
 from gomuon.recipes.recipe import Recipe
 from gomuon.reports import Reports
 from gomuon.settings import AdamWSettings, check_settings

@@ -18,7 +18,7 @@ from gomuon.functional.linalg import working_dtype
 from gomuon.moments import Moment, Shape
 from gomuon.parameters.rows import Rows, SumCut, can_capture
 from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
-from gomuon.parameters.tensor_parallel import Rewrap, TensorShard, local_input, local_output
+from gomuon.parameters.tensor_shards import Rewrap, TensorShard, local_input, local_output
 
 
 @dataclass(frozen=True)

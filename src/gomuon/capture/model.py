@@ -23,7 +23,7 @@ from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded
 from gomuon.parameters.side_forms import LONG_SIDES, SideForm
 from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, own_shape
-from gomuon.parameters.tensor_parallel import TensorShard
+from gomuon.parameters.tensor_shards import TensorShard
 
 Group = Mapping[str, Any]
 IsDue = Callable[[float], bool]  # whether layers with a given phase refresh in the next step

@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from gomuon.parameters.sharding import is_sharded
-from gomuon.parameters.tensor_parallel import TensorShard
+from gomuon.parameters.tensor_shards import TensorShard
 
 
 def side_by_side(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from gomuon.distributed.shards import RowRanges
-from gomuon.parameters.sharding import is_sharded, local
+from gomuon.parameters.sharding import is_sharded
 from gomuon.parameters.stacks import Layer
 
 
@@ -42,14 +42,14 @@ class OwnedLayer(Layer):
 
     @property
     def weights(self) -> Tensor:
-        return self._joined(self.whole_weights or [*map(local, (self.parameter, *self._bias))])
+        return self._joined(self.whole_weights or [*map(self._here, (self.parameter, *self._bias))])
 
     @property
     def whole_weight(self) -> Tensor:
         if not self.whole_weights and is_sharded(self.parameter):  # when state is allocated
             dtype, device = self.parameter.dtype, self.parameter.device
             return torch.zeros(self.own_shape, dtype=dtype, device=device)
-        return self.whole_weights[0] if self.whole_weights else self.parameter
+        return self.whole_weights[0] if self.whole_weights else self.tensor
 
     @property
     def gradients(self) -> Tensor:

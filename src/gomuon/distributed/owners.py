@@ -38,7 +38,7 @@ from gomuon.parameters.sharding import local, local_gradient
 from gomuon.parameters.side_forms import captured_maps
 from gomuon.parameters.stacks import Layer, Participants
 from gomuon.parameters.state import COUNT, keep_only_count
-from gomuon.parameters.tensor_parallel import TensorShard
+from gomuon.parameters.tensor_shards import TensorShard
 
 
 class Owners:

@@ -11,7 +11,7 @@ from torch import Tensor
 from gomuon.distributed.ranks import Ranks
 from gomuon.moments import Shape
 from gomuon.parameters.sharding import is_sharded, local
-from gomuon.parameters.tensor_parallel import TensorShard
+from gomuon.parameters.tensor_shards import TensorShard
 
 
 @dataclass(frozen=True)
@@ -83,6 +83,4 @@ def find_row_ranges(
         begin = sum(sizes[:shard])
         rows[rank] = (begin, begin + sizes[shard])
         replicas[rank] = numbers.setdefault(rest, len(numbers))
-    return RowRanges(
-        tuple(rows), tuple(row_shape), tuple(replicas), sharded=along is not None
-    )
+    return RowRanges(tuple(rows), tuple(row_shape), tuple(replicas), sharded=along is not None)

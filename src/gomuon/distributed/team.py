@@ -18,7 +18,7 @@ from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.layout import Layout, MatrixParameter
 from gomuon.parameters.sharding import is_sharded, local
 from gomuon.parameters.stacks import Layer, Participants
-from gomuon.parameters.tensor_parallel import TensorShard
+from gomuon.parameters.tensor_shards import TensorShard
 
 Group = Mapping[str, Any]
 Captured = Mapping[int, Mapping[Tensor, Statistics]]  # a rank's statistics, by group
@@ -309,7 +309,7 @@ class TeamFinder:
         from gomuon.distributed.owners import Owners
         from gomuon.distributed.ranks import Ranks
         from gomuon.distributed.replicated import Replicated
-        from gomuon.distributed.tensor_parallel import Blocks
+        from gomuon.distributed.tensor_blocks import Blocks
 
         device, work = local(parameters[0]).device, self._settings["work"]
         rows = next((group for p in parameters if (group := self._group_of_rows(p))), None)

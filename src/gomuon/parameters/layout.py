@@ -14,7 +14,7 @@ from gomuon.parameters.side_forms import SideForm, described
 from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, matrix_sides, with_settings
 from gomuon.parameters.stacks import Layer, move_state_with
 from gomuon.parameters.state import Cut
-from gomuon.parameters.tensor_parallel import TensorShard
+from gomuon.parameters.tensor_shards import TensorShard
 
 Group = Mapping[str, Any]
 State = Mapping[Tensor, dict[str, Any]]

@@ -13,7 +13,7 @@ from gomuon.errors import describe_value
 from gomuon.parameters.rows import ConvRows, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded, why_not_supported
-from gomuon.parameters.tensor_parallel import tensor_shards
+from gomuon.parameters.tensor_shards import tensor_shards
 
 Choice = TypeVar("Choice")
 Treatment = Literal["matrix", "adamw", "frozen"]

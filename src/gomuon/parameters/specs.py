@@ -12,13 +12,13 @@ from gomuon.parameters.routing import Route, RoutingTable, plain_name, select
 from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.side_forms import SideChoice, SideForm, choice_of, form_of
-from gomuon.parameters.tensor_parallel import INPUTS, OUTPUTS, TensorShard, tensor_shards
+from gomuon.parameters.tensor_shards import INPUTS, OUTPUTS, TensorShard, tensor_shards
 
 Group = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Block:
+class TensorBlock:
     """This rank's block of a parameter under tensor parallelism.
 
     Attributes:
@@ -68,7 +68,7 @@ class LayerSpec:
     rows: int | None = None
     outputs: SideChoice | None = None
     inputs: SideChoice | None = None
-    shard: Block | None = None
+    shard: TensorBlock | None = None
 
     @property
     def row_blocks(self) -> int:
@@ -136,7 +136,7 @@ def with_shard(name: str, spec: LayerSpec, parameter: Tensor, shard: TensorShard
     Raises:
         ValueError: blocks of the spec would be divided between ranks.
     """
-    block = Block(shard.shape(parameter), shard.parts if shard.dim is None else 1)
+    block = TensorBlock(shard.shape(parameter), shard.parts if shard.dim is None else 1)
     if shard.dim is None:
         return replace(spec, shard=block)
     along_outputs = shard.dim == (INPUTS if spec.transposed else OUTPUTS)

@@ -18,8 +18,8 @@ from gomuon.functional.linalg import is_diagonal, working_dtype
 from gomuon.functional.narrow import blocks_of, from_codes, to_codes
 from gomuon.moments import Statistics
 from gomuon.parameters.keeping import Keeping, fit_state
+from gomuon.parameters.sharding import local
 from gomuon.parameters.side_forms import SideForm
-from gomuon.parameters.sharding import local, local_gradient
 from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, matrix_sides, own_shape
 from gomuon.parameters.state import MOMENTUM, SCALES
 
@@ -69,12 +69,20 @@ class Layer:
     def weights(self) -> Tensor:
         """W, [blocks, m, n]."""
         bias = self.spec.bias
-        return self._matrices(local(self.parameter), None if bias is None else local(bias))
+        return self._matrices(self.tensor, None if bias is None else self._here(bias))
 
     @property
     def whole_weight(self) -> Tensor:
         """The whole parameter, or the whole block."""
-        return local(self.parameter)
+        return self.tensor
+
+    @property
+    def tensor(self) -> Tensor:
+        """The parameter, or this rank's block of it."""
+        return self._here(self.parameter)
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        return tensor if self.spec.shard is None else local(tensor)
 
     @property
     def copies(self) -> int:
@@ -85,17 +93,18 @@ class Layer:
     def gradients(self) -> Tensor:
         """G, [blocks, m, n]."""
         bias = self.spec.bias
-        return self._matrices(_gradient(self.parameter), None if bias is None else _gradient(bias))
+        gradient = self._here(_gradient(self.parameter))
+        return self._matrices(gradient, None if bias is None else self._here(_gradient(bias)))
 
     def assign(self, matrices: Tensor) -> None:
         """Write matrices [blocks, m, n] into the parameter (and the bias that joins it)."""
         whole = self._whole(matrices)
         if self.spec.bias is not None:
             if self.spec.bias.grad is not None:  # a frozen bias does not move
-                local(self.spec.bias).copy_(whole[:, -1])
+                self._here(self.spec.bias).copy_(whole[:, -1])
             whole = whole[:, :-1]
         whole = whole.mT if self.spec.transposed else whole
-        local(self.parameter).copy_(whole.reshape(self.own_shape))
+        self.tensor.copy_(whole.reshape(self.own_shape))
 
     def move(self, factor: float | Tensor, step: Tensor) -> None:
         """W ← factor·W − step."""
@@ -418,7 +427,7 @@ class Stack:
             for layer, part in zip(self.layers, parts, strict=True):
                 layer.move(factor, part)
             return
-        weights = [local(layer.parameter) for layer in self.layers]
+        weights = [layer.tensor for layer in self.layers]
         if isinstance(factor, Tensor) or factor != 1:
             torch._foreach_mul_(weights, factor)
         torch._foreach_sub_(
@@ -518,8 +527,7 @@ def where_usable(usable: Tensor | None, gradient: Tensor) -> Tensor:
 
 
 def _gradient(parameter: Tensor) -> Tensor:
-    gradient = local_gradient(parameter)
-    return torch.zeros_like(local(parameter)) if gradient is None else gradient
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _side(name: str) -> str:

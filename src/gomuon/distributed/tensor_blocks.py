@@ -21,7 +21,7 @@ from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.layout import MatrixParameter
 from gomuon.parameters.sharding import local
 from gomuon.parameters.stacks import Layer, Participants
-from gomuon.parameters.tensor_parallel import add_up_gradient
+from gomuon.parameters.tensor_shards import add_up_gradient
 
 
 class Blocks:
