@@ -20,6 +20,7 @@ from gomuon.capture.hooks import unwrapped
 from gomuon.capture.model import GroupCapture, ModelCapture, remove_hooks
 from gomuon.checkpoints.allocation import allocate, drop_blank
 from gomuon.checkpoints.store import Checkpoint, Store, shallow_copy
+from gomuon.distributed.block_state import side_by_side
 from gomuon.distributed.divided_state import GatheredState, drop_others_state, is_only_count
 from gomuon.distributed.ranks import check_group
 from gomuon.distributed.team import Captured, Team, TeamFinder, is_distributed
@@ -30,9 +31,16 @@ from gomuon.parameters.keeping import wait_for_copies
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.routing import Routes, RoutingTable, check_trainable, route
 from gomuon.parameters.sharding import local_gradient
-from gomuon.parameters.specs import LayerSpec, joined_biases, layer_specs
+from gomuon.parameters.specs import (
+    DEFAULT_SPEC,
+    LayerSpec,
+    joined_biases,
+    layer_specs,
+    with_shard,
+)
 from gomuon.parameters.stacks import Participants
 from gomuon.parameters.state import Cut, wide_entries
+from gomuon.parameters.tensor_shards import tensor_shards
 from gomuon.recipes.recipe import Recipe
 from gomuon.reports import Reports
 from gomuon.settings import AdamWSettings, check_settings
@@ -91,6 +99,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._make_collaborators(Layout(dict(specs or {})), defaults, process_group)
         if isinstance(params, nn.Module):
             model = unwrapped(params)
+            self._layout.shards = tensor_shards(model)
             table = route(model, routes)
             table = joined_biases(model, table) if recipe.joins_bias else table
             self._layout.table = recipe.model_use.route(model, table)
@@ -224,6 +233,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         """
         self.remove_hooks()
         inner = unwrapped(model)
+        self._layout.shards = tensor_shards(inner)
         self._layout.specs = self._layer_specs(inner)
         self._capture.attach(inner, self.param_groups)
         self._step.participants.clear()
@@ -250,7 +260,12 @@ class MatrixOptimizer(torch.optim.Optimizer):
         biases = held if self.recipe.joins_bias else set()
         layout = self._layout
         specs = layer_specs(model, biases, layout.patterns, captured=layout.captured)
-        return {**specs, **self.recipe.model_use.specs(model, self.defaults)}
+        specs |= self.recipe.model_use.specs(model, self.defaults)
+        for name, parameter in model.named_parameters():
+            if (shard := layout.shards.get(parameter)) is not None:
+                spec = specs.get(parameter, DEFAULT_SPEC)
+                specs[parameter] = with_shard(name, spec, parameter, shard)
+        return specs
 
     def _gate(self) -> None:
         """Open the hooks if the next step refreshes. Called before its forward pass."""
@@ -321,7 +336,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         added = self.param_groups[-1]
         try:
             for name, parameter in named(added, index):
-                check_trainable(name, parameter)
+                check_trainable(name, parameter, divided=parameter in self._layout.shards)
         except ValueError:
             del self.param_groups[-1]
             raise
@@ -449,7 +464,11 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def _own_state_dict(self) -> Checkpoint:
         self._step.report_unusable()
         self._wait_for_offloaded()
-        return self._store.saved(super().state_dict())
+        saved = self._store.saved(super().state_dict())
+        if self._layout.shards:
+            every = self._all_parameters()
+            saved["state"] = side_by_side(saved["state"], every, self._layout.shards)
+        return saved
 
     def _wait_for_offloaded(self) -> None:
         if any(group.get("offload") for group in self.param_groups):

@@ -94,7 +94,7 @@ class Step:
         parameters = [p for group in groups for p in group["params"]]
         gradients = [team.local(p.grad) for p in parameters if p.grad is not None]
         masks = [stack.unusable for stack in self._stacks() if stack.unusable is not None]
-        if team.size == 1 and _none_on_host(gradients):
+        if not team.waits_for_others and _none_on_host(gradients):
             self._usable = self._late.ask(_step_number(groups), dense_gradients(groups), masks)
             return None
         dense = all(gradient.layout == torch.strided for gradient in gradients)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.distributed.tensor import Shard
 
 from gomuon import KFAC, GoMuon, Muon
 from gomuon.optimizer import MatrixOptimizer
@@ -232,18 +231,13 @@ def refused(make: Callable[[], MatrixOptimizer]) -> str:
 def refusals(place: Place) -> dict[str, str]:
     sharded = mlp(8, 8, 8)
     fully_shard(sharded, mesh=init_device_mesh("cpu", (2,)))
-    columns = parallelize_module(
-        mlp(8, 8, 8), init_device_mesh("cpu", (2,)), {"0": ColwiseParallel()}
-    )
     rows = mlp(8, 8, 8)
     fully_shard(rows, mesh=init_device_mesh("cpu", (2,)), shard_placement_fn=shard_last)
-    assert isinstance(next(columns.parameters()), DTensor)
     for parameter in sharded.parameters():
         parameter.grad = torch.zeros_like(parameter)
     return {
         "replicated": refused(partial(Muon, sharded, work="replicated")),
         "placement": refused(partial(Muon, rows)),
-        "columns": refused(partial(Muon, columns)),
     }
 
 
@@ -255,8 +249,7 @@ def test_what_cannot_be_done_is_refused_with_the_reason(tmp_path: Path) -> None:
     for answer in launch(2, refusals, tmp_path):
         assert "these are sharded" in answer["replicated"]
         assert "expected one Shard(0)" in answer["placement"]
-        assert "Tensor parallelism is not supported" in answer["placement"]
-        assert "not by fully_shard; tensor parallelism" in answer["columns"]
+        assert "For tensor parallelism pass the model" in answer["placement"]
 
 
 class FullyShardedDataParallel(nn.Module):

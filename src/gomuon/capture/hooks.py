@@ -18,6 +18,7 @@ from gomuon.functional.linalg import working_dtype
 from gomuon.moments import Moment, Shape
 from gomuon.parameters.rows import Rows, SumCut, can_capture
 from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
+from gomuon.parameters.tensor_shards import Rewrap, TensorShard, local_input, local_output
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ class LayerHook(PlacedHook):
         gradients: whether to capture Σ δ δᵀ.
         phase: this layer refreshes later by this fraction of the refresh interval.
         sharded: whether the weight's gradient may be on other ranks.
+        shard: the weight's place in tensor parallelism.
     """
 
     def __init__(
@@ -64,6 +66,7 @@ class LayerHook(PlacedHook):
         gradients: bool,
         phase: float = 0.0,
         sharded: bool = False,
+        shard: TensorShard | None = None,
     ) -> None:
         super().__init__()
         self.shared = shared
@@ -80,6 +83,7 @@ class LayerHook(PlacedHook):
         self.substitute: Moment | None = None
         self.weight = weight
         self._sharded = sharded
+        self._shard = shard
         self.make_probes(weight)
 
     def make_probes(self, weight: Tensor) -> None:
@@ -111,6 +115,13 @@ class LayerHook(PlacedHook):
         weight = getattr(module, "weight", None)
         if not (isinstance(weight, Tensor) and weight.requires_grad):
             return None
+        rewrap: Rewrap | None = None
+        if self._shard is not None:
+            found = local_output(output, self._shard.dim)
+            if found is None:
+                return None  # its rows are divided
+            output, rewrap = found
+            x = local_input(x, self._shard.dim)
         if not self._can_read(x, output, weight.device):
             return None
         if self.dtype_and_device != (weight.dtype, weight.device):
@@ -128,7 +139,7 @@ class LayerHook(PlacedHook):
             *inputs,
             *(self._gradient_leaves(mask) if self.wants_gradients else [None] * 3),
         )
-        return tapped
+        return tapped if rewrap is None else rewrap(tapped)
 
     def _can_read(self, x: Tensor, output: Tensor, device: torch.device) -> bool:
         """Whether x and output have one row per use of the weight. In a subclass they may not."""

@@ -1,8 +1,10 @@
 """The capture of a model: places hooks, opens and closes them, reads and removes them."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -20,16 +22,22 @@ from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded
 from gomuon.parameters.side_forms import LONG_SIDES, RIGHT, SideForm
-from gomuon.parameters.specs import DEFAULT_SPEC, row_limit
+from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, own_shape, row_limit
+from gomuon.parameters.tensor_shards import TensorShard
 
 Group = Mapping[str, Any]
 IsDue = Callable[[float], bool]  # whether layers with a given phase refresh in the next step
 
 
 def captured_modules(
-    model: nn.Module, sampling: Callable[[Tensor], Sampling]
+    model: nn.Module,
+    sampling: Callable[[Tensor], Sampling],
+    specs: Mapping[Tensor, LayerSpec] = MappingProxyType({}),
 ) -> dict[Tensor, list[CapturedModule]]:
-    """For each weight, its modules whose inputs and output gradients can be captured."""
+    """For each weight, its modules whose inputs and output gradients can be captured.
+
+    `specs` say which block of a weight this rank has, if not all of it.
+    """
     modules: dict[Tensor, list[CapturedModule]] = {}
     for module in model.modules():
         weight = getattr(module, "weight", None)
@@ -38,7 +46,8 @@ def captured_modules(
         rows = rows_for(module, sampling(weight))
         if rows is None:
             continue
-        m, n = weight.shape[0], weight.numel() // weight.shape[0]
+        shape = own_shape(weight, specs.get(weight, DEFAULT_SPEC))
+        m, n = shape[0], math.prod(shape[1:])
         m, n = (n, m) if is_transposed_linear(module) else (m, n)
         n += rows.sampling.ones
         groups = (rows.groups,) if isinstance(rows, ConvRows) and rows.groups > 1 else ()
@@ -71,6 +80,7 @@ class GroupCapture:
         gradients: bool,
         phase: float = 0.0,
         sharded: bool = False,
+        shard: TensorShard | None = None,
     ) -> None:
         """Hook every module whose weight is `parameter`: several modules if it is tied."""
         for captured in modules:
@@ -83,8 +93,13 @@ class GroupCapture:
                 gradients=gradients,
                 phase=phase,
                 sharded=sharded,
+                shard=shard,
             )
-            hook.handles.append(captured.module.register_forward_hook(hook, with_kwargs=True))
+            # Before the hooks of `parallelize_module`: these may send the output on, or its rows.
+            handle = captured.module.register_forward_hook(
+                hook, with_kwargs=True, prepend=shard is not None
+            )
+            hook.handles.append(handle)
             self._hooks.setdefault(parameter, []).append(hook)
 
     def collect(
@@ -333,7 +348,7 @@ class ModelCapture:
             settings = group["token_stride"], group["token_skip"], group["reduce"]
             return Sampling(*settings, ones=spec.bias is not None, rows=rows)
 
-        modules = captured_modules(self.model, sampling)
+        modules = captured_modules(self.model, sampling, layout.specs)
         captured = [
             p
             for p in group["params"]
@@ -353,6 +368,7 @@ class ModelCapture:
                 gradients=gradients,
                 phase=layout.phases.get(parameter, 0.0),
                 sharded=is_sharded(parameter),
+                shard=layout.shards.get(parameter),
             )
 
     def _settings(self, group: Group) -> tuple[Any, ...]:

@@ -17,7 +17,7 @@ from gomuon.checkpoints.saved_groups import check_method, check_structure, fitte
 from gomuon.errors import describe_value
 from gomuon.parameters.groups import parameter_name
 from gomuon.parameters.keeping import Keeping
-from gomuon.parameters.sharding import is_sharded
+from gomuon.parameters.sharding import is_sharded, local
 from gomuon.parameters.state import EVERY_METHOD, Cut, Side, is_blank
 from gomuon.recipes.recipe import Recipe
 
@@ -117,6 +117,8 @@ class Store:
                     f"the checkpoint has {describe_value(key)} in the state of {target.name!r}, "
                     f"which {self.recipe.name} does not have"
                 )
+            if isinstance(value, Tensor) and key not in _SHARDED:
+                value = local(value)  # this rank's block, see distributed/block_state.py
             entries[key] = checked_entry(key, value, table[key], target)
         if not is_blank(entries):  # a blank state is all zeros and is not loaded
             check_together(entries, table, target.name)

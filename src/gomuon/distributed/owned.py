@@ -42,14 +42,14 @@ class OwnedLayer(Layer):
 
     @property
     def weights(self) -> Tensor:
-        return self._joined(self.whole_weights or [self.parameter, *self._bias])
+        return self._joined(self.whole_weights or [*map(self._here, (self.parameter, *self._bias))])
 
     @property
     def whole_weight(self) -> Tensor:
         if not self.whole_weights and is_sharded(self.parameter):  # when state is allocated
-            shape, device = self.parameter.shape, self.parameter.device
-            return torch.zeros(shape, dtype=self.parameter.dtype, device=device)
-        return self.whole_weights[0] if self.whole_weights else self.parameter
+            dtype, device = self.parameter.dtype, self.parameter.device
+            return torch.zeros(self.own_shape, dtype=dtype, device=device)
+        return self.whole_weights[0] if self.whole_weights else self.tensor
 
     @property
     def gradients(self) -> Tensor:
@@ -63,14 +63,14 @@ class OwnedLayer(Layer):
         bias = [whole[:, -1]] if self.spec.bias is not None else []
         whole = whole[:, :-1] if self.spec.bias is not None else whole
         whole = whole.mT if self.spec.transposed else whole
-        self.factor, self.steps = factor, [whole.reshape(self.parameter.shape), *bias]
+        self.factor, self.steps = factor, [whole.reshape(self.own_shape), *bias]
 
     def message(self, index: int, rows: tuple[int, int]) -> list[Tensor]:
         """The factor on the old weights, and these rows of the step of weight (0) or bias (1)."""
         tensor = (self.parameter, *self._bias)[index]
         begin, end = rows
         if not self.steps:  # only observed, not moved
-            shape = (end - begin, *tensor.shape[1:])
+            shape = (end - begin, *(self.own_shape[1:] if index == 0 else ()))
             step = torch.zeros(shape, dtype=self.dtype, device=tensor.device)
         else:
             step = self.steps[index][begin:end]

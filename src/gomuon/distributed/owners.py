@@ -10,6 +10,7 @@ All ranks send the same messages in the same order. The lab's `costs/traffic.py`
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -30,22 +31,27 @@ from gomuon.distributed.team import Captured, ChooseOwners, Group, LocalCheck
 from gomuon.errors import RankError
 from gomuon.functional.linalg import working_dtype
 from gomuon.geometry.base import Geometry
-from gomuon.moments import MomentShapes, Shape, Statistics
+from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.layout import Layout, MatrixParameter
 from gomuon.parameters.sharding import local, local_gradient
 from gomuon.parameters.side_forms import captured_maps
 from gomuon.parameters.stacks import Layer, Participants
 from gomuon.parameters.state import COUNT, keep_only_count
+from gomuon.parameters.tensor_shards import TensorShard
 
 
 class Owners:
     """A team of ranks in which every matrix has one owner."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(
+        self, ranks: Ranks, shards: Mapping[Tensor, TensorShard] = MappingProxyType({})
+    ) -> None:
         self.ranks = ranks
+        self._shards = shards  # under tensor parallelism these ranks have the same blocks
         self.size = ranks.size
         self.rank = ranks.rank
+        self.waits_for_others = ranks.size > 1
         self.agreement = Agreement(ranks)
         self._owners: Mapping[Tensor, int] = {}
         self._row_ranges: dict[Tensor, RowRanges] = {}
@@ -106,7 +112,7 @@ class Owners:
         tensors = (given.parameter,) if bias is None else (given.parameter, bias)
         for tensor in tensors:
             if tensor not in self._row_ranges:
-                self._row_ranges[tensor] = find_row_ranges(tensor, self.ranks)
+                self._row_ranges[tensor] = find_row_ranges(tensor, self.ranks, self._shards)
         row_ranges = tuple(self._row_ranges[tensor] for tensor in tensors)
         owner = self._owners[given.parameter]
         return OwnedMatrix(given.name, tensors, given.state, owner, row_ranges)
@@ -149,12 +155,12 @@ class Owners:
                     outgoing[matrix.owner].append(tensor)
                 if matrix.owner == own_rank:
                     for rank in _replica(ranges, own_rank):
-                        incoming[rank] += size_of(_rows(tensor, ranges, rank), tensor.dtype)
+                        incoming[rank] += size_of(ranges.shape(rank), tensor.dtype)
         exchange = self.ranks.start_exchange(outgoing, incoming)
 
         def joined(tensor: Tensor, ranges: RowRanges, inboxes: Sequence[Inbox]) -> Tensor:
             parts = [
-                inboxes[rank].take(_rows(tensor, ranges, rank), tensor.dtype)
+                inboxes[rank].take(ranges.shape(rank), tensor.dtype)
                 for rank in _replica(ranges, own_rank)
             ]
             return torch.cat(parts)
@@ -226,7 +232,7 @@ class Owners:
             for index, (tensor, ranges) in enumerate(
                 zip(matrix.tensors, matrix.row_ranges, strict=True)
             ):
-                shape = _rows(tensor, ranges, self.rank)
+                shape = ranges.shape(self.rank)
                 incoming[matrix.owner] += size_of(shape, working_dtype(tensor))
                 incoming[matrix.owner] += size_of((), torch.float64)
                 if matrix.layer is not None:
@@ -246,7 +252,7 @@ class Owners:
             for tensor, ranges in zip(matrix.tensors, matrix.row_ranges, strict=True):
                 dtype = working_dtype(tensor)
                 factor = inboxes[matrix.owner].take((), torch.float64)
-                step = inboxes[matrix.owner].take(_rows(tensor, ranges, self.rank), dtype)
+                step = inboxes[matrix.owner].take(ranges.shape(self.rank), dtype)
                 rows = local(tensor)
                 if tensor.grad is not None:  # a frozen bias does not move
                     rows.copy_(factor * rows.to(dtype) - step)
@@ -321,8 +327,3 @@ def _replica(ranges: RowRanges, own_rank: int) -> list[int]:
         return [own_rank]
     ranks = [r for r in range(len(ranges.rows)) if ranges.replicas[r] == ranges.replicas[own_rank]]
     return sorted(ranks, key=lambda rank: (ranges.rows[rank], rank))
-
-
-def _rows(tensor: Tensor, ranges: RowRanges, rank: int) -> Shape:
-    begin, end = ranges.rows[rank]
-    return (end - begin, *tensor.shape[1:])

@@ -25,6 +25,7 @@ class Replicated(Alone):
         self.ranks = ranks
         self.size = ranks.size
         self.rank = ranks.rank
+        self.waits_for_others = ranks.size > 1
         self.agreement = Agreement(ranks)
 
     def agree(

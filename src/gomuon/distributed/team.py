@@ -18,6 +18,7 @@ from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.layout import Layout, MatrixParameter
 from gomuon.parameters.sharding import is_sharded, local
 from gomuon.parameters.stacks import Layer, Participants
+from gomuon.parameters.tensor_shards import TensorShard
 
 Group = Mapping[str, Any]
 Captured = Mapping[int, Mapping[Tensor, Statistics]]  # a rank's statistics, by group
@@ -32,6 +33,8 @@ class Team(Protocol):
     size: int
     """The number of ranks whose gradients are averaged."""
     rank: int
+    waits_for_others: bool
+    """Whether this rank may only move its weights if other ranks can."""
 
     def agree(
         self, check: LocalCheck, method: str, groups: Sequence[Group]
@@ -124,6 +127,7 @@ class Alone:
 
     size = 1
     rank = 0
+    waits_for_others = False
 
     def agree(
         self, check: LocalCheck, method: str, groups: Sequence[Group]
@@ -267,6 +271,9 @@ class TeamFinder:
         parameters = [p for group in groups for p in group["params"]]
         sharded = next((p for p in parameters if is_sharded(p)), None)
         self.may_be_wrapped = False
+        divided = [self._layout.shards[p] for p in parameters if p in self._layout.shards]
+        if divided:
+            return self._team_of_blocks(parameters, divided[0])
         if work == "auto":
             if sharded is None and not self.wrapper.found:
                 self.may_be_wrapped = True
@@ -296,6 +303,47 @@ class TeamFinder:
                 f"{ranks.size}; pass process_group= with the group of exactly those ranks"
             )
         return Owners(ranks)
+
+    def _team_of_blocks(self, parameters: Sequence[Tensor], place: TensorShard) -> Team:
+        """The team under tensor parallelism; `place` is that of any parameter."""
+        from gomuon.distributed.owners import Owners
+        from gomuon.distributed.ranks import Ranks
+        from gomuon.distributed.replicated import Replicated
+        from gomuon.distributed.tensor_blocks import Blocks
+
+        device, work = local(parameters[0]).device, self._settings["work"]
+        rows = next((group for p in parameters if (group := self._group_of_rows(p))), None)
+        same: Team = ALONE
+        if rows is not None:
+            if work not in ("auto", "shared"):
+                raise ValueError(
+                    f"work={work!r} needs whole blocks on each rank, but fully_shard has divided "
+                    'their rows; use work="shared"'
+                )
+            same = Owners(Ranks(rows, device), self._layout.shards)
+        elif self.process_group is not None and work in ("auto", "shared"):
+            same = Owners(Ranks(self.process_group, device), self._layout.shards)
+        elif self.process_group is not None and work == "replicated":
+            same = Replicated(Ranks(self.process_group, device))
+        elif work in ("shared", "replicated"):
+            raise ValueError(
+                f"work={work!r} under tensor parallelism needs process_group= with the ranks that "
+                "have the same blocks and average their gradients"
+            )
+        return Blocks(same, Ranks(place.mesh.get_group(), device))
+
+    def _group_of_rows(self, parameter: Tensor) -> Any:
+        """The process group over which `fully_shard` divides a parameter's rows, if any."""
+        if not is_sharded(parameter):
+            return None
+        mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
+        along = [d for d in range(mesh.ndim) if d != self._layout.shards[parameter].along]
+        if len(along) > 1:
+            raise ValueError(
+                f"parameters are divided over {mesh.ndim} dimensions of ranks; expected at most "
+                "one for fully_shard and one for tensor parallelism"
+            )
+        return mesh.get_group(along[0]) if along else None
 
 
 def is_distributed() -> bool:

@@ -122,7 +122,7 @@ def kl_clip(pending: Iterable[Pending], group: Group, total: Total) -> Iterator[
     waiting = list(pending)
     factor: Tensor | float = 1.0
     if group["kl_clip"] is not None:
-        products = _summed([(stack.G * D).sum() for stack, _, D in waiting])
+        products = _summed([(stack.G * D).sum() / stack.copies for stack, _, D in waiting])
         change = (group["lr"] ** 2 * total(products)).abs()
         # If the sum overflows, the change is above any budget, and nothing moves.
         factor = (group["kl_clip"] / change).sqrt().nan_to_num(0.0, posinf=1.0).clamp(max=1.0)

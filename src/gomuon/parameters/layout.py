@@ -14,6 +14,7 @@ from gomuon.parameters.side_forms import SideForm, described
 from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, matrix_sides, with_settings
 from gomuon.parameters.stacks import Layer, move_state_with
 from gomuon.parameters.state import Cut
+from gomuon.parameters.tensor_shards import TensorShard
 
 Group = Mapping[str, Any]
 State = Mapping[Tensor, dict[str, Any]]
@@ -48,6 +49,7 @@ class Layout:
         captured: whether the method captures moments: then `block_size` cuts its factors, otherwise
             its matrices.
         wide: entries of the state that are kept as computed whatever `state_dtype` says.
+        shards: the places of parameters in tensor parallelism; empty without it.
     """
 
     patterns: Mapping[str, LayerSpec] = field(default_factory=dict)
@@ -56,6 +58,7 @@ class Layout:
     phases: dict[Tensor, float] = field(default_factory=dict)
     captured: bool = False
     wide: frozenset[str] = frozenset()
+    shards: dict[Tensor, TensorShard] = field(default_factory=dict)
 
     def spec_of(self, parameter: Tensor, group: Group) -> LayerSpec:
         """How a parameter is cut in a group with these settings."""
@@ -102,6 +105,6 @@ class Layout:
         if not parameter.ndim or not parameter.numel():
             return Cut(frozenset(), (0, 0, 0, 0))  # no matrix
         layer = Layer("", parameter, {}, self.spec_of(parameter, group))
-        own = {tuple(parameter.shape)} if layer.is_reshape else set()
+        own = {layer.own_shape} if layer.is_reshape else set()
         tiling = (layer.rows, layer.columns, *layer.shape)
         return Cut(frozenset({(layer.blocks, *layer.shape), *own}), tiling if known else None)

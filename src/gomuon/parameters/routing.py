@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from gomuon.errors import describe_value
 from gomuon.parameters.rows import ConvRows, rows_for
 from gomuon.parameters.sampling import Sampling
-from gomuon.parameters.sharding import is_fully_sharded, is_sharded, why_not_supported
+from gomuon.parameters.sharding import is_sharded, why_not_supported
+from gomuon.parameters.tensor_shards import tensor_shards
 
 Choice = TypeVar("Choice")
 Treatment = Literal["matrix", "adamw", "frozen"]
@@ -83,11 +84,7 @@ def route(model: nn.Module, routes: Routes = None) -> RoutingTable:
             "fully_shard (FSDP2) from torch.distributed.fsdp, or DistributedDataParallel"
         )
     owners = _owners(model)
-    if any(map(is_sharded, owners)) and not any(map(is_fully_sharded, model.modules())):
-        raise ValueError(
-            f"parameters of {type(model).__name__} are sharded, but not by fully_shard; tensor "
-            "parallelism is not supported: use fully_shard or DistributedDataParallel"
-        )
+    shards = tensor_shards(model)
     if not owners:
         raise ValueError(f"{type(model).__name__} has no parameters to optimize")
     override = _override(routes, [homes[0][0] for homes in owners.values()])
@@ -97,10 +94,12 @@ def route(model: nn.Module, routes: Routes = None) -> RoutingTable:
         name, module = homes[0]
         treatment, reason = override(name, module, parameter), "set by routes"
         if treatment is None:
-            check_trainable(name, parameter)
+            check_trainable(name, parameter, divided=parameter in shards)
             treatment, reason = _treatment(parameter, homes, head)
         elif treatment != "frozen":
-            check_trainable(name, parameter)
+            check_trainable(name, parameter, divided=parameter in shards)
+        if parameter in shards and (place := shards[parameter].describe()):
+            reason = f"{reason}; {place}"
         table.append(Route(name, parameter, treatment, reason))
     result = RoutingTable(table)
     if not result.treated("matrix"):
@@ -112,8 +111,11 @@ def route(model: nn.Module, routes: Routes = None) -> RoutingTable:
     return result
 
 
-def check_trainable(name: str, parameter: Tensor) -> None:
-    """Raise a ValueError for a parameter that cannot be trained."""
+def check_trainable(name: str, parameter: Tensor, *, divided: bool = False) -> None:
+    """Raise a ValueError for a parameter that cannot be trained.
+
+    `divided` says that its place in tensor parallelism is known, and checked.
+    """
     if nn.parameter.is_lazy(parameter):
         raise ValueError(
             f"parameter {name!r} is not initialised yet; run one forward pass before you make the "
@@ -124,7 +126,7 @@ def check_trainable(name: str, parameter: Tensor) -> None:
             f"parameter {name!r} is {parameter.dtype}; expected a real floating-point dtype (leave "
             f'it out with routes={{{name!r}: "frozen"}})'
         )
-    if is_sharded(parameter) and (reason := why_not_supported(name, parameter)):
+    if is_sharded(parameter) and not divided and (reason := why_not_supported(name, parameter)):
         raise ValueError(reason)
     if parameter.layout != torch.strided:
         raise ValueError(

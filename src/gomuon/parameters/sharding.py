@@ -34,7 +34,7 @@ def local_gradient(parameter: Tensor) -> Tensor | None:
 
 
 def why_not_supported(name: str, parameter: Tensor) -> str | None:
-    """Why a sharded parameter cannot be trained; None if it can."""
+    """Why a parameter that `fully_shard` alone has sharded cannot be trained; None if it can."""
     from torch.distributed.tensor import Replicate, Shard
 
     placements: Any = parameter.placements  # type: ignore[attr-defined]
@@ -44,5 +44,6 @@ def why_not_supported(name: str, parameter: Tensor) -> str | None:
         return None
     return (
         f"parameter {name!r} has the placements {tuple(placements)}; expected one Shard(0), as "
-        "made by fully_shard, and otherwise replicas. Tensor parallelism is not supported"
+        "made by fully_shard, and otherwise replicas. For tensor parallelism pass the model, not "
+        "its parameters"
     )

@@ -1,5 +1,6 @@
 """How parameters are cut into matrices: by their module and by the user's `specs`."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,8 +12,22 @@ from gomuon.parameters.routing import Route, RoutingTable, plain_name, select
 from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.side_forms import SideChoice, SideForm, choice_of, form_of
+from gomuon.parameters.tensor_shards import INPUTS, OUTPUTS, TensorShard, tensor_shards
 
 Group = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TensorBlock:
+    """This rank's block of a parameter under tensor parallelism.
+
+    Attributes:
+        shape: its shape.
+        copies: the number of ranks that have the same block.
+    """
+
+    shape: tuple[int, ...]
+    copies: int
 
 
 @dataclass(frozen=True)
@@ -39,6 +54,8 @@ class LayerSpec:
             captured. "identity": nothing is captured. None: as `block`, `block_size` and `max_side`
             say.
         inputs: the same for the input side.
+        shard: the block that this rank has under tensor parallelism, which is then cut further.
+            `parallelize_module` decides it, not the user.
     """
 
     heads: int = 1
@@ -51,6 +68,7 @@ class LayerSpec:
     rows: int | None = None
     outputs: SideChoice | None = None
     inputs: SideChoice | None = None
+    shard: TensorBlock | None = None
 
     @property
     def row_blocks(self) -> int:
@@ -121,16 +139,56 @@ def row_limit(spec: LayerSpec, group: Group, inputs: SideForm) -> int | None:
 
 
 def matrix_sides(parameter: Tensor, spec: LayerSpec) -> tuple[int, int]:
-    """The output side m and the input side n of the whole matrix."""
-    first = parameter.shape[0]
-    rest = parameter.numel() // first
+    """The output side m and the input side n of the whole matrix, or of this rank's block."""
+    shape = own_shape(parameter, spec)
+    first, rest = shape[0], math.prod(shape[1:])
     m, n = (rest, first) if spec.transposed else (first, rest)
     return m, n + (spec.bias is not None)
 
 
+def own_shape(parameter: Tensor, spec: LayerSpec) -> tuple[int, ...]:
+    """The shape of the parameter, or of this rank's block of it."""
+    return tuple(parameter.shape) if spec.shard is None else spec.shard.shape
+
+
+def with_shard(name: str, spec: LayerSpec, parameter: Tensor, shard: TensorShard) -> LayerSpec:
+    """The spec of this rank's block, given that of the whole parameter.
+
+    Raises:
+        ValueError: blocks of the spec would be divided between ranks.
+    """
+    block = TensorBlock(shard.shape(parameter), shard.parts if shard.dim is None else 1)
+    if shard.dim is None:
+        return replace(spec, shard=block)
+    along_outputs = shard.dim == (INPUTS if spec.transposed else OUTPUTS)
+    key = "heads" if along_outputs else "input_heads"
+    heads: int = getattr(spec, key)
+    if heads > 1 and heads % shard.parts:
+        raise ValueError(
+            f"{key}={heads} in the LayerSpec of {name!r} cannot be divided among {shard.parts} "
+            "ranks; choose a number of ranks that divides it"
+        )
+    if along_outputs and spec.parts > 1:
+        raise ValueError(
+            f"{name!r} has {spec.parts} fused layers, and tensor parallelism divides its outputs "
+            "without regard to them; use separate layers"
+        )
+    cut: dict[str, int] = {key: max(1, heads // shard.parts)}
+    return replace(spec, **cut, shard=block)  # type: ignore[arg-type]
+
+
 def joined_biases(model: nn.Module, table: RoutingTable) -> RoutingTable:
-    """Route biases like their weights, for recipes that join them to the weight as a column."""
-    matrices = {route.parameter for route in table.treated("matrix")}
+    """Route biases like their weights, for recipes that join them to the weight as a column.
+
+    Not that of a row-parallel layer: every rank has a block of the weight's columns, but the same
+    bias.
+    """
+    shards = tensor_shards(model)
+    matrices = {
+        route.parameter
+        for route in table.treated("matrix")
+        if route.parameter not in shards or shards[route.parameter].dim != INPUTS
+    }
     joined = {
         module.bias
         for module in model.modules()
@@ -243,5 +301,5 @@ def with_settings(spec: LayerSpec, parameter: Tensor, group: Group, *, captured:
 def _with_block_size(spec: LayerSpec, group: Group) -> LayerSpec:
     """The spec, cut into blocks of the group's `block_size` if it has this setting."""
     size = group.get("block_size")
-    is_uncut = replace(spec, transposed=False, rows=None) == DEFAULT_SPEC
+    is_uncut = replace(spec, transposed=False, rows=None, shard=None) == DEFAULT_SPEC
     return replace(spec, block=size) if size is not None and is_uncut else spec

@@ -18,8 +18,9 @@ from gomuon.functional.linalg import is_diagonal, working_dtype
 from gomuon.functional.narrow import blocks_of, from_codes, to_codes
 from gomuon.moments import Statistics
 from gomuon.parameters.keeping import Keeping, fit_state
+from gomuon.parameters.sharding import local
 from gomuon.parameters.side_forms import SideForm
-from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, matrix_sides
+from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, matrix_sides, own_shape
 from gomuon.parameters.state import MOMENTUM, SCALES
 
 Item = TypeVar("Item")
@@ -40,6 +41,7 @@ class Layer:
     keeping: Keeping | None = None  # None: state is kept as it is computed
     statistics: Statistics | None = None
     dtype: torch.dtype = field(init=False)
+    own_shape: tuple[int, ...] = field(init=False)  # of the parameter, or of this rank's block
     shape: tuple[int, int] = field(init=False)
     rows: int = field(init=False)
     columns: int = field(init=False)
@@ -49,6 +51,7 @@ class Layer:
     def __post_init__(self) -> None:
         # Arithmetic is float32 or wider, whatever the parameter's dtype; so is state by default.
         self.dtype = working_dtype(self.parameter)
+        self.own_shape = own_shape(self.parameter, self.spec)
         self._whole_shape = matrix_sides(self.parameter, self.spec)
         self.rows, self.columns, *shape = self.spec.tiling(*self._whole_shape)
         self.shape = (shape[0], shape[1])
@@ -65,28 +68,43 @@ class Layer:
     @property
     def weights(self) -> Tensor:
         """W, [blocks, m, n]."""
-        return self._matrices(self.parameter, self.spec.bias)
+        bias = self.spec.bias
+        return self._matrices(self.tensor, None if bias is None else self._here(bias))
 
     @property
     def whole_weight(self) -> Tensor:
-        """The whole parameter."""
-        return self.parameter
+        """The whole parameter, or the whole block."""
+        return self.tensor
+
+    @property
+    def tensor(self) -> Tensor:
+        """The parameter, or this rank's block of it."""
+        return self._here(self.parameter)
+
+    def _here(self, tensor: Tensor) -> Tensor:
+        return tensor if self.spec.shard is None else local(tensor)
+
+    @property
+    def copies(self) -> int:
+        """The number of ranks that compute this same layer, and are not replicas of the model."""
+        return 1 if self.spec.shard is None else self.spec.shard.copies
 
     @property
     def gradients(self) -> Tensor:
         """G, [blocks, m, n]."""
         bias = self.spec.bias
-        return self._matrices(_gradient(self.parameter), None if bias is None else _gradient(bias))
+        gradient = self._here(_gradient(self.parameter))
+        return self._matrices(gradient, None if bias is None else self._here(_gradient(bias)))
 
     def assign(self, matrices: Tensor) -> None:
         """Write matrices [blocks, m, n] into the parameter (and the bias that joins it)."""
         whole = self._whole(matrices)
         if self.spec.bias is not None:
             if self.spec.bias.grad is not None:  # a frozen bias does not move
-                self.spec.bias.copy_(whole[:, -1])
+                self._here(self.spec.bias).copy_(whole[:, -1])
             whole = whole[:, :-1]
         whole = whole.mT if self.spec.transposed else whole
-        self.parameter.copy_(whole.reshape(self.parameter.shape))
+        self.tensor.copy_(whole.reshape(self.own_shape))
 
     def move(self, factor: float | Tensor, step: Tensor) -> None:
         """W ← factor·W − step."""
@@ -107,7 +125,7 @@ class Layer:
 
     def set_memory(self, name: str, matrices: Tensor) -> Tensor:
         """Make this view of a stack the memory; in the parameter's shape if that is possible."""
-        view = matrices.view(self.parameter.shape) if self.is_reshape else matrices
+        view = matrices.view(self.own_shape) if self.is_reshape else matrices
         self.state[name] = view
         return view
 
@@ -194,6 +212,11 @@ class Stack:
     @property
     def shape(self) -> tuple[int, int]:
         return self.layers[0].shape
+
+    @property
+    def copies(self) -> int:
+        """The number of ranks that compute these same layers; see `Layer.copies`."""
+        return self.layers[0].copies
 
     @property
     def updates(self) -> int:
@@ -404,7 +427,7 @@ class Stack:
             for layer, part in zip(self.layers, parts, strict=True):
                 layer.move(factor, part)
             return
-        weights = [layer.parameter for layer in self.layers]
+        weights = [layer.tensor for layer in self.layers]
         if isinstance(factor, Tensor) or factor != 1:
             torch._foreach_mul_(weights, factor)
         torch._foreach_sub_(
@@ -461,7 +484,8 @@ def _divided(layers: Sequence[Layer]) -> Iterator[Sequence[Layer]]:
 
 
 def _stacking_key(layer: Layer) -> tuple[object, ...]:
-    return layer.shape, layer.forms, layer.dtype, layer.parameter.device, layer.updates
+    alike = layer.shape, layer.forms, layer.dtype, layer.parameter.device, layer.updates
+    return *alike, layer.copies
 
 
 def group_by_key(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
