@@ -10,12 +10,23 @@ import tyro
 
 from gomuon.functional.polar_factor import PolarMethod
 from gomuon.lab.costs import planned_model, scaling_page
-from gomuon.lab.costs.comparison import ACCELERATOR_POLAR, OPTIMIZERS, compare_costs
+from gomuon.lab.costs.comparison import ACCELERATOR_POLAR, OPTIMIZERS, compare_costs, given_settings
 from gomuon.lab.costs.cost_tables import print_comparison
+from gomuon.lab.costs.estimate import RankLayout
+from gomuon.lab.costs.fit_tables import print_fitting, refusal
+from gomuon.lab.costs.fitting import RESERVED, Bounds, Fitting, fit_methods
+from gomuon.lab.costs.sizes import parse_bytes
 from gomuon.lab.costs.traffic import Mesh
 from gomuon.lab.errors import LabError, unknown_name
-from gomuon.lab.flags import NO_DEFAULT_SHOWN, Flag, OptionalInt, OptionalPath, OptionalText
-from gomuon.lab.input_checks import require_whole
+from gomuon.lab.flags import (
+    NO_DEFAULT_SHOWN,
+    Flag,
+    OptionalFloat,
+    OptionalInt,
+    OptionalPath,
+    OptionalText,
+)
+from gomuon.lab.input_checks import require_positive, require_whole
 from gomuon.lab.terminal import SafeConsole
 from gomuon.parameters.keeping import StateDtype
 
@@ -42,6 +53,9 @@ def plan(
     polar: str = ACCELERATOR_POLAR,
     state_dtype: OptionalText = "",
     offload: OptionalText = "",
+    fit: OptionalText = "",
+    reserve: OptionalText = "",
+    share: OptionalFloat = None,
     owners: Flag = False,
     json: Flag = False,
     markdown: OptionalPath = None,
@@ -70,6 +84,10 @@ def plan(
         polar: Method for polar factors; the default is the one for accelerators.
         state_dtype: Of momentum, factors and maps between steps: bfloat16 or int8.
         offload: What is kept on the host: factors, or maps for both. Default: nothing.
+        fit: Memory of a rank, such as 80GB or 79.5GiB: find the first settings that fit into it.
+        reserve: With --fit: memory to leave free for activations and everything else that is not
+            counted. Default: a quarter of --fit.
+        share: With --fit: the most work, amortised, in per cent of the model's own. Default: any.
         owners: Show all owners, not only the first eight.
         json: Print everything as JSON.
         markdown: Write the tables of docs/scaling.md into this page, between its markers.
@@ -100,6 +118,7 @@ def plan(
         raise unknown_name("state dtype", state_dtype, STATE_DTYPES)
     if offload not in ("", *OFFLOADS):
         raise unknown_name("part of the state", offload, OFFLOADS)
+    bounds = _bounds(fit, reserve, share)
     if bool(name) == bool(model):
         raise LabError(
             "give one model: a name such as gpt2-124m, or --model package.module:function"
@@ -111,11 +130,8 @@ def plan(
         if model
         else planned_model.published_model(name, tokens, dtype)
     )
-    comparison = compare_costs(
-        planned,
-        Mesh(ranks // shards, shards),
-        optimizers,
-        replicate=replicate,
+    ranks_used = RankLayout(Mesh(ranks // shards, shards), replicate)
+    given = given_settings(
         refresh_every=refresh_every,
         rows=rows,
         token_stride=token_stride,
@@ -123,7 +139,38 @@ def plan(
         state_dtype=state_dtype or None,
         offload=offload or None,
     )
+    if bounds is not None:
+        _fit(fit_methods(planned, ranks_used, optimizers, bounds, given), json)
+        return
+    comparison = compare_costs(planned, ranks_used, optimizers, given)
     if json:
         sys.stdout.write(jsons.dumps(comparison.as_dict(), indent=2) + "\n")
     else:
         print_comparison(comparison, SafeConsole(), owners)
+
+
+def _bounds(fit: str, reserve: str, share: float | None) -> Bounds | None:
+    """What --fit, --reserve and --share say; None without --fit."""
+    if not fit:
+        for flag, value in (("--reserve", reserve), ("--share", share)):
+            if value not in ("", None):
+                raise LabError(f"{flag} {value} needs --fit, the memory of a rank, such as 80GB")
+        return None
+    memory = parse_bytes("--fit", fit)
+    reserved = parse_bytes("--reserve", reserve) if reserve else round(RESERVED * memory)
+    if reserved >= memory:
+        raise LabError(f"--reserve {reserve or reserved} leaves nothing of --fit {fit}")
+    if share is not None:
+        require_positive("--share", share)
+    return Bounds(memory, reserved, None if share is None else share / 100)
+
+
+def _fit(found: Fitting, json: bool) -> None:
+    """Print what fits, and fail if something does not."""
+    if json:
+        sys.stdout.write(jsons.dumps(found.as_dict(), indent=2) + "\n")
+    else:
+        print_fitting(found, SafeConsole())
+    refused = [f"{fit.method}: {refusal(fit, found)}" for fit in found.methods if not fit.found]
+    if refused:
+        raise LabError("; ".join(refused))

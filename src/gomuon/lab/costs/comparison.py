@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,20 +61,24 @@ class CostComparison:
         return dataclasses.asdict(self)
 
 
-def compare_costs(
-    planned: PlannedModel,
-    mesh: Mesh,
-    names: str = OPTIMIZERS,
+def chosen_names(names: str) -> list[str]:
+    """The names of --optimizers, each once."""
+    chosen = [name.strip() for name in names.split(",") if name.strip()]
+    if not chosen:
+        raise LabError(f"--optimizers {names!r} has no names; write for example {OPTIMIZERS}")
+    return list(dict.fromkeys(chosen))
+
+
+def given_settings(
     *,
-    replicate: bool = False,
     refresh_every: int | None = None,
     rows: int | None = None,
     token_stride: int | None = None,
     polar: str = ACCELERATOR_POLAR,
     state_dtype: str | None = None,
     offload: str | None = None,
-) -> CostComparison:
-    """The costs of the methods `names` on a model; None means each method's own setting."""
+) -> dict[str, Any]:
+    """The settings that a user gave, for methods that have them; None means the method's own."""
     changes: dict[str, Any] = {
         "refresh_every": refresh_every,
         "rows": rows,
@@ -82,13 +87,20 @@ def compare_costs(
         "state_dtype": state_dtype,
         "offload": {"factors": True}.get(offload or "", offload),
     }
+    return {name: value for name, value in changes.items() if value is not None}
+
+
+def compare_costs(
+    planned: PlannedModel,
+    ranks: RankLayout,
+    names: str = OPTIMIZERS,
+    given: Mapping[str, Any] | None = None,
+) -> CostComparison:
+    """The costs of the methods `names` on a model, with the settings `given_settings` returns."""
+    changes = given_settings() if given is None else dict(given)
     weight = next(planned.model.parameters()).dtype
-    given = {name: value for name, value in changes.items() if value is not None}
-    chosen = [name.strip() for name in names.split(",") if name.strip()]
-    if not chosen:
-        raise LabError(f"--optimizers {names!r} has no names; write for example {OPTIMIZERS}")
-    ranks = RankLayout(mesh, replicate)
-    size = weight.itemsize
+    chosen = chosen_names(names)
+    mesh, size = ranks.mesh, weight.itemsize
     return CostComparison(
         planned.name,
         planned.parameters,
@@ -96,11 +108,11 @@ def compare_costs(
         str(weight).removeprefix("torch."),
         planned.tokens,
         mesh,
-        replicate,
+        ranks.replicate,
         planned.uses is not None,
         planned.model_flops,
         wrapper_bytes(planned.parameters, mesh, weight_size=size, gradient_size=size),
-        tuple(estimate_cost(name, planned, ranks, given) for name in dict.fromkeys(chosen)),
+        tuple(estimate_cost(name, planned, ranks, changes) for name in chosen),
     )
 
 

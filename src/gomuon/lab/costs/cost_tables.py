@@ -11,6 +11,7 @@ from rich.text import Text
 
 from gomuon.lab.costs.comparison import CostComparison
 from gomuon.lab.costs.estimate import CostEstimate, Spread
+from gomuon.lab.costs.traffic import Mesh
 from gomuon.lab.experiments.optimizers import title
 from gomuon.lab.formatting import ABSENT
 
@@ -73,13 +74,18 @@ def cost_rows(comparison: CostComparison) -> list[tuple[str, ...]]:
 
 def heading(comparison: CostComparison) -> str:
     """The model, the ranks and the step in one sentence."""
-    mesh = comparison.mesh
+    about = comparison.model, comparison.parameters, comparison.dtype
+    return heading_of(*about, comparison.mesh, comparison.tokens)
+
+
+def heading_of(model: str, parameters: int, dtype: str, mesh: Mesh, tokens: int) -> str:
+    """The same of its parts."""
     ranks = "1 rank"
     if mesh.ranks > 1:
         ranks = f"{mesh.ranks} ranks (replicas × shards = {mesh.replicas} × {mesh.shards})"
     return (
-        f"{comparison.model}: {comparison.parameters:,} parameters in {comparison.dtype}, {ranks}, "
-        f"{comparison.tokens:,} tokens per rank and step"
+        f"{model}: {parameters:,} parameters in {dtype}, {ranks}, {tokens:,} tokens per rank and "
+        "step"
     )
 
 

@@ -13,7 +13,7 @@ from gomuon.distributed.stream_layout import BUCKET
 from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers, units_of
 from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
 from gomuon.lab.costs.state_bytes import state_bytes
-from gomuon.lab.costs.traffic import Mesh, held_elements, replicated_bytes, step_bytes
+from gomuon.lab.costs.traffic import Mesh, held_elements, replicated_bytes, step_bytes, step_memory
 from gomuon.lab.costs.unit_costs import (
     adamw_bytes,
     layers_work,
@@ -63,6 +63,7 @@ class CostEstimate:
         moments: bytes of the captured sums of all layers.
         held: most bytes of captured sums on a rank at one time. With owners, sums are sent in the
             backward pass: a unit, its message, and the sums this rank receives as an owner.
+        messages: bytes held while steps are sent: buffers, and what an owner has collected.
         reuse: FLOPs of a reuse step.
         refresh: FLOPs of a refresh step.
         amortised: FLOPs of a step, averaged over K steps.
@@ -79,6 +80,7 @@ class CostEstimate:
     offloaded: Spread
     moments: int
     held: int
+    messages: Spread
     reuse: Spread | None
     refresh: Spread | None
     amortised: Spread
@@ -165,6 +167,16 @@ def estimate_cost(
             )
         )
 
+    messages = [0] * ranks.mesh.ranks
+    if not ranks.replicate and ranks.mesh.ranks > 1:
+        messages = step_memory(
+            owned,
+            owners,
+            ranks.mesh,
+            gradient_size=narrow,
+            weight_size=narrow if reads_weights else 0,
+            working_size=wide,
+        )
     carried = over_ranks(amortised)
     sums = wide * sum(_elements(unit) for unit in readers)
     alone = ranks.replicate or ranks.mesh.ranks == 1
@@ -180,6 +192,7 @@ def estimate_cost(
         offloaded=Spread.of(over_ranks([float(one.host) for one in kept])),
         moments=sums,
         held=sums if alone else _held(readers, owned, owners, wide, ranks.mesh.ranks),
+        messages=Spread.of(messages),
         reuse=Spread.of([x + moments * going_on for x in over_ranks(steady)]) if reuses else None,
         refresh=Spread.of([x + moments for x in over_ranks(renewing)]) if renews else None,
         amortised=Spread.of([x + moments / statistics_every for x in carried]),
@@ -204,7 +217,7 @@ def _flops_of(
 
 def _elementwise(name: str, planned: PlannedModel, ranks: RankLayout) -> CostEstimate:
     """AdamW for the whole model: its state; its elementwise work is not counted."""
-    every = [_as_rows(parameter) for parameter in planned.model.parameters()]
+    every = [as_rows(parameter) for parameter in planned.model.parameters()]
     (_, size), nothing = _sizes(planned.model), Spread(0.0, 0.0)
     state = [float(x) for x in _adamw(every, size, ranks.mesh)]
     return CostEstimate(
@@ -214,6 +227,7 @@ def _elementwise(name: str, planned: PlannedModel, ranks: RankLayout) -> CostEst
         nothing,
         0,
         0,
+        nothing,
         nothing,
         None,
         nothing,
@@ -313,6 +327,7 @@ def _sizes(model: nn.Module) -> tuple[int, int]:
     return dtype.itemsize, 8 if dtype == DTYPES["float64"] else 4
 
 
-def _as_rows(parameter: nn.Parameter) -> tuple[int, int]:
+def as_rows(parameter: nn.Parameter) -> tuple[int, int]:
+    """(rows, elements in a row), as sharding along the first dimension cuts a parameter."""
     rows = parameter.shape[0] if parameter.ndim else 1
     return rows, parameter.numel() // max(1, rows)

@@ -1,13 +1,20 @@
-"""The tables in docs/scaling.md, between two markers, as `gomuon plan` computes them."""
+"""What docs/scaling.md shows between markers: the tables and answers of `gomuon plan`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import io
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from rich.console import Console
+
 from gomuon.lab.costs import planned_model
-from gomuon.lab.costs.comparison import compare_costs
+from gomuon.lab.costs.comparison import compare_costs, given_settings
 from gomuon.lab.costs.cost_tables import cost_rows, heading, notes
+from gomuon.lab.costs.estimate import RankLayout
+from gomuon.lab.costs.fit_tables import print_fitting
+from gomuon.lab.costs.fitting import Bounds, fit_methods
+from gomuon.lab.costs.sizes import parse_bytes
 from gomuon.lab.costs.traffic import Mesh
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments.optimizers import title
@@ -17,6 +24,14 @@ from gomuon.lab.report.markdown import table_row
 BEGIN = "<!-- tables: made by make docs -->"
 END = "<!-- end of tables -->"
 METHODS = "go-muon,go-muon-input,muon,shampoo,kfac,adamw"
+FITS_BEGIN = "<!-- fits: made by make docs -->"
+FITS_END = "<!-- end of fits -->"
+# Model, mesh, methods, memory and reserve, in bfloat16.
+FITS_SHOWN = (
+    ("llama-70b", Mesh(replicas=8, shards=64), "go-muon,muon,shampoo,kfac", "80GB", "20GB"),
+    ("llama-7b", Mesh(shards=8), "go-muon,muon,soap", "24GB", "6GB"),
+)
+WIDTH = 100  # columns of a terminal's output on the page
 # Model, mesh and dtype.
 SHOWN = (
     ("gpt2-124m", Mesh(replicas=8), "float32"),
@@ -38,12 +53,38 @@ def write(path: Path) -> None:
 
 
 def renewed(text: str, name: str = "the page") -> str:
-    """The page with new tables."""
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
+    """The page with new tables and answers."""
+    text = _replaced(text, (BEGIN, END), block, name)
+    return _replaced(text, (FITS_BEGIN, FITS_END), fits, name)
+
+
+def _replaced(text: str, markers: tuple[str, str], made: Callable[[], str], name: str) -> str:
+    """The text with something new between two lines."""
+    first, last = markers
+    before, begin, rest = text.partition(first)
+    _, end, after = rest.partition(last)
     if not (begin and end):
-        raise LabError(f"{name} has no lines {BEGIN!r} and {END!r}; the tables go between them")
-    return f"{before}{BEGIN}\n\n{block()}\n\n{END}{after}"
+        raise LabError(f"{name} has no lines {first!r} and {last!r}; the tables go between them")
+    return f"{before}{first}\n\n{made()}\n\n{last}{after}"
+
+
+def fits() -> str:
+    """What `gomuon plan --fit` prints, as code."""
+    return "\n\n".join(_answer(*shown) for shown in FITS_SHOWN)
+
+
+def _answer(name: str, mesh: Mesh, methods: str, memory: str, reserve: str) -> str:
+    planned = planned_model.published_model(name, None, "bfloat16")
+    bounds = Bounds(parse_bytes("--fit", memory), parse_bytes("--reserve", reserve))
+    fitting = fit_methods(planned, RankLayout(mesh), methods, bounds, given_settings())
+    written = io.StringIO()
+    print_fitting(fitting, Console(file=written, width=WIDTH))
+    command = (
+        f"$ gomuon plan {name} --ranks {mesh.ranks} --shards {mesh.shards} --dtype bfloat16 "
+        f"--optimizers {methods} --fit {memory} --reserve {reserve}"
+    )
+    lines = [line.rstrip() for line in [command, *written.getvalue().splitlines()]]
+    return "\n".join(["```", *(line for line in lines if line), "```"])
 
 
 def block() -> str:
@@ -52,7 +93,9 @@ def block() -> str:
 
 
 def _section(name: str, mesh: Mesh, dtype: str) -> Iterator[str]:
-    found = compare_costs(planned_model.published_model(name, None, dtype), mesh, METHODS)
+    found = compare_costs(
+        planned_model.published_model(name, None, dtype), RankLayout(mesh), METHODS
+    )
     yield f"### {heading(found)}"
     yield (
         f"    gomuon plan {name} --ranks {mesh.ranks} --shards {mesh.shards} --dtype {dtype} "

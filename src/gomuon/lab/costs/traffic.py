@@ -120,6 +120,33 @@ def step_bytes(
     return sent
 
 
+def step_memory(
+    units: Sequence[Unit],
+    owners: Sequence[int],
+    mesh: Mesh,
+    *,
+    gradient_size: int = 4,
+    weight_size: int = 0,
+    working_size: int = 4,
+) -> list[int]:
+    """Bytes each rank holds while steps are sent; the arguments are those of `step_bytes`.
+
+    One buffer with everything it sends, its own rows included, and one with everything it receives.
+    An owner also holds its whole steps and, if parameters are sharded, the whole gradients and
+    weights that it collected.
+    """
+    held = [0] * mesh.ranks
+    collected = gradient_size + weight_size if mesh.shards > 1 else 0
+    for unit, owner in zip(units, owners, strict=True):
+        rows = held_elements(unit.tensors, mesh.shards)
+        for rank in range(mesh.ranks):
+            message = rows[rank % mesh.shards] * working_size + len(unit.tensors) * FACTOR
+            held[rank] += message
+            held[owner] += message
+        held[owner] += sum(rows) * (working_size + collected)
+    return held
+
+
 def replicated_bytes(
     units: Sequence[Unit], mesh: Mesh, *, refresh: bool, moment_size: int = 4, groups: int = 1
 ) -> list[int]:
