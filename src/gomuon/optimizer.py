@@ -136,8 +136,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
         layout.captured = recipe.geometry.uses_moments
         layout.wide = wide_entries(recipe.geometry.entries)
         self._reports = Reports()
-        self._capture = ModelCapture(layout, recipe.geometry.captured_sides, recipe.clock.observes)
         self._teams = TeamFinder(process_group, layout, recipe.geometry, defaults)
+        sides, observes = recipe.geometry.captured_sides, recipe.clock.observes
+        self._capture = ModelCapture(layout, sides, observes, self._teams.staggers)
         check_finite = defaults["nonfinite"] != "allow"
         self._step = Step(recipe, layout, self._reports, check_finite=check_finite)
         self._store = Store(recipe)
@@ -235,12 +236,13 @@ class MatrixOptimizer(torch.optim.Optimizer):
         inner = unwrapped(model)
         self._layout.shards = tensor_shards(inner)
         self._layout.specs = self._layer_specs(inner)
-        self._capture.attach(inner, self.param_groups)
-        self._step.participants.clear()
         # A method that captures nothing is also correct without finding the wrapper, only with more
         # work. Without ranks its model gets no hook, so that torch.jit.script can compile it.
         if self._captures or is_distributed():
             self._teams.watch(model)
+        # After the wrapper was looked for: whether layers take turns may depend on it.
+        self._capture.attach(inner, self.param_groups)
+        self._step.participants.clear()
         if self._captures and self._teams.is_known(self.param_groups):
             with suppress(ValueError):  # the step raises it
                 self._stream_sums(self._team())
@@ -282,7 +284,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
         Call it between the forward pass and `loss.backward()`. On refresh steps it costs one
         backward pass to the activations, without weight gradients. On other steps it returns at
-        once.
+        once. If refreshes are staggered, every step is a refresh step: pass stagger=False to pay
+        for it only once in K steps.
         """
         if self._capture.is_open:
             loss = sampled_label_loss(logits, self.defaults["loss_reduction"], generator)
@@ -554,6 +557,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         if self._capture.model is not None:
             new.attach(copy.deepcopy(self._capture.model, memo))
         new._teams.wrapper.copy_from(self._teams.wrapper)
+        new._gate()  # whether layers take turns may depend on the wrapper
         return new
 
     # ---- allocated state, see `checkpoints/allocation.py` ----------------------------------------

@@ -41,7 +41,7 @@ def test_it_collects_once_for_each_row_and_nothing_while_closed() -> None:
 
 def test_changed_settings_place_the_hooks_again_and_removal_leaves_none() -> None:
     model, due = mlp(3, 4, 4, 2), [True]
-    capture, group = captured(model, due)
+    capture, group = captured(model, due, refresh_every=4)
     hooks = sum(len(module._forward_hooks) for module in model.modules())
     assert hooks == 3
     group["stagger"] = True

@@ -7,16 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gomuon.distributed.assignment import (
-    Unit,
-    assign,
-    imbalance,
-    load_per_rank,
-    owners_of,
-    siblings,
-)
+from gomuon.distributed.assignment import Unit, imbalance, load_per_rank, owners_of
 from gomuon.distributed.shards import shard_rows
 from gomuon.lab.costs.traffic import Mesh, replicated_bytes, status_bytes, step_bytes, wrapper_bytes
+from gomuon.parameters.units import assign, siblings
 
 COSTS = st.lists(st.integers(0, 10**6).map(float), max_size=40)
 RANKS = st.integers(1, 12)

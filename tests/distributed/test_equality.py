@@ -31,19 +31,19 @@ STEPS = 20
 BUILD = partial(transformer, layers=2)
 METHODS: dict[str, tuple[type[MatrixOptimizer], dict[str, Any]]] = {
     "K=1": (GoMuon, {"refresh_every": 1}),
-    "K=4": (GoMuon, {}),
-    "stagger": (GoMuon, {"stagger": True}),
-    "geometry_decay": (GoMuon, {"geometry_decay": True, "weight_decay": 0.1}),
-    "blocks": (GoMuon, {"block_size": 7, "input_decay": 0.9}),
-    "int8": (GoMuon, {"state_dtype": "int8", "input_decay": 0.9}),
+    "K=4": (GoMuon, {"stagger": False}),
+    "stagger": (GoMuon, {"stagger": "auto"}),  # on where ranks share the work
+    "geometry_decay": (GoMuon, {"geometry_decay": True, "weight_decay": 0.1, "stagger": False}),
+    "blocks": (GoMuon, {"block_size": 7, "input_decay": 0.9, "stagger": True}),
+    "int8": (GoMuon, {"state_dtype": "int8", "input_decay": 0.9, "stagger": False}),
     "KFAC": (KFAC, {}),
     "MuonQK": (MuonQK, {"heads": 2}),
 }
 
 
-def make(method: str, model: nn.Module, **settings: Any) -> MatrixOptimizer:
+def make(method: str, model: nn.Module, alone: bool = False) -> MatrixOptimizer:
     kind, own = METHODS[method]
-    return kind(model, **own, **settings)
+    return kind(model, **{**own, **({"stagger": True} if alone and method == "stagger" else {})})
 
 
 def runs(place: Place, cases: list[tuple[str, str]]) -> dict[tuple[str, str], Weights]:
@@ -57,9 +57,9 @@ def runs(place: Place, cases: list[tuple[str, str]]) -> dict[tuple[str, str], We
     ("size", "kinds", "methods"),
     [
         (1, ("ddp", "fsdp"), ("K=1", "K=4")),
-        (2, ("ddp", "fsdp"), ("K=1", "K=4")),
-        (4, ("ddp", "fsdp", "hybrid"), ("K=1", "K=4")),
-        (2, ("ddp", "fsdp"), ("stagger", "geometry_decay", "blocks", "int8", "KFAC", "MuonQK")),
+        (2, ("ddp", "fsdp"), ("K=1", "K=4", "stagger")),
+        (4, ("ddp", "fsdp", "hybrid"), ("K=1", "K=4", "stagger")),
+        (2, ("ddp", "fsdp"), ("geometry_decay", "blocks", "int8", "KFAC", "MuonQK")),
     ],
     ids=["1", "2", "4", "other methods"],
 )
@@ -69,7 +69,7 @@ def test_ranks_equal_one_with_the_union(
     cases = [(kind, method) for kind in kinds for method in methods]
     answers = launch(size, runs, tmp_path, cases=cases)
     for method in methods:
-        alone = run(None, "alone", partial(make, method), STEPS, BUILD)
+        alone = run(None, "alone", partial(make, method, alone=True), STEPS, BUILD)
         for kind in kinds:
             ranks = [answer[kind, method] for answer in answers]
             assert_alike(ranks)
@@ -79,7 +79,7 @@ def test_ranks_equal_one_with_the_union(
 def layer_norm_run(place: Place | None, polar: PolarMethod) -> Weights:
     kind = "alone" if place is None else "ddp"
     build = partial(layer_norm_model, SYMBOLS)
-    return run(place, kind, partial(GoMuon, polar=polar), STEPS, build)
+    return run(place, kind, partial(GoMuon, polar=polar, stagger=True), STEPS, build)
 
 
 def test_ranks_equal_one_beside_a_layer_norm(tmp_path: Path) -> None:
@@ -123,7 +123,9 @@ def batch(step: int) -> tuple[Tensor, Tensor]:
     return x, chosen
 
 
-def experts(place: Place | None, kind: str, method: str, skips: bool) -> Weights:
+def experts(
+    place: Place | None, kind: str, method: str, skips: bool, stagger: bool = False
+) -> Weights:
     """Summed losses in two micro-batches; DDP sends after the second only."""
     ranks = 1 if place is None else place.size
     net = Net(skips)
@@ -131,7 +133,9 @@ def experts(place: Place | None, kind: str, method: str, skips: bool) -> Weights
     model = wrapped(net, kind, **options)
     common: dict[str, Any] = {"lr": 0.05, "loss_reduction": "sum"}
     optimizer = (
-        KFAC(model, **common) if method == "KFAC" else GoMuon(model, refresh_every=2, **common)
+        KFAC(model, **common)
+        if method == "KFAC"
+        else GoMuon(model, refresh_every=2, stagger=stagger, **common)
     )
     for step in range(8):
         x, chosen = batch(step)
@@ -170,7 +174,7 @@ def test_a_rank_whose_layer_saw_nothing_adds_nothing(tmp_path: Path) -> None:
 def bounded(place: Place | None, kind: str) -> Weights:
     """Each rank's share, or all shares as micro-batches of one process."""
     model = wrapped(BUILD(), kind)
-    optimizer = GoMuon(model, rows=16, refresh_every=2)
+    optimizer = GoMuon(model, rows=16, refresh_every=2, stagger=True)
     shares = SHARES[2]
     for step in range(6):
         window = tokens(step, UNION)

@@ -259,6 +259,7 @@ def odd_run(
     place: Place | None, kind: str, backward: Backward, checkpoints: str, **settings: Any
 ) -> Weights:
     model = wrapped(Odd(checkpoints), kind)
+    settings = {"stagger": False, **settings}
     optimizer = GoMuon(model, lr=0.02, refresh_every=2, loss_reduction="sum", **settings)
     for step in range(12):
         generator = torch.Generator().manual_seed(step)
@@ -284,6 +285,9 @@ CASES: dict[str, tuple[str, Backward, str, dict[str, Any]]] = {
     "reentrant": ("ddp", plain, "reentrant", {}),
     "inputs only": ("ddp", plain, "", {"alpha": (0, 0.25)}),
     "blocks": ("fsdp", plain, "", {"block_size": 4}),
+    "staggered": ("ddp", plain, "", {"stagger": True}),
+    "staggered, fsdp": ("fsdp", plain, "", {"stagger": True}),
+    "staggered, no_sync": ("ddp", unsynchronised, "", {"stagger": True}),
 }
 
 

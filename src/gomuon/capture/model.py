@@ -16,14 +16,16 @@ from gomuon.capture.shared_inputs import SharedInputs, Term
 from gomuon.capture.tap import moment_of
 from gomuon.functional.linalg import identity_like
 from gomuon.moments import Moment, MomentShapes, Statistics, stacked_counts
-from gomuon.parameters.groups import is_matrix
+from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded
-from gomuon.parameters.side_forms import LONG_SIDES, RIGHT, SideForm
+from gomuon.parameters.side_forms import LONG_SIDES, RIGHT, SideForm, captured_maps
 from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, own_shape, row_limit
+from gomuon.parameters.stacks import Layer
 from gomuon.parameters.tensor_shards import TensorShard
+from gomuon.parameters.units import as_phase, refresh_turns
 
 Group = Mapping[str, Any]
 IsDue = Callable[[float], bool]  # whether layers with a given phase refresh in the next step
@@ -277,6 +279,7 @@ class ModelCapture:
         layout: how parameters are cut. The phases of staggered layers are written into it.
         sides: whether (output gradients, inputs) are captured for a group.
         observes: whether the next step observes a group's layers with a given phase.
+        staggers: whether a group's layers take turns.
     """
 
     def __init__(
@@ -284,6 +287,7 @@ class ModelCapture:
         layout: Layout,
         sides: Callable[[Group], tuple[bool, bool]],
         observes: Callable[[Group, float], bool],
+        staggers: Callable[[Group], bool] = lambda group: group.get("stagger") is True,
     ) -> None:
         self.model: nn.Module | None = None
         self.groups: list[GroupCapture] = []
@@ -293,6 +297,7 @@ class ModelCapture:
         self._layout = layout
         self._sides = sides
         self._observes = observes
+        self._staggers = staggers
 
     def attach(self, model: nn.Module, groups: Sequence[Group]) -> None:
         """Remove all hooks and place new ones on `model`, which has no wrapper."""
@@ -355,9 +360,8 @@ class ModelCapture:
             if is_matrix(group, p) and p in modules and any(self.sides_of(p, group))
         ]
         forms = [layout.forms_of(parameter, group) for parameter in captured]
-        if group.get("stagger"):
-            phases = spread_phases([*map(refresh_cost, captured, forms)])
-            layout.phases.update(zip(captured, phases, strict=True))
+        if self._staggers(group):
+            layout.phases.update(self._phases(index, group))
         for parameter, both in zip(captured, forms, strict=True):
             gradients, inputs = self.sides_of(parameter, group)
             capture.place(
@@ -371,10 +375,34 @@ class ModelCapture:
                 shard=layout.shards.get(parameter),
             )
 
+    def _phases(self, index: int, group: Group) -> dict[Tensor, float]:
+        """When the layers of a staggered group refresh, as fractions of the interval.
+
+        Of all its matrices, also those that are not captured: owners are chosen by the same turns,
+        before it is known what is captured.
+        """
+        joined = {spec.bias for spec in self._layout.specs.values()}
+        layers = [
+            Layer(name, parameter, {}, self._layout.spec_of(parameter, group))
+            for name, parameter in named(group, index)
+            if is_matrix(group, parameter) and parameter.numel() and parameter not in joined
+        ]
+        every = group.get("refresh_every", 1)
+        turns = refresh_turns(
+            [layer.name for layer in layers],
+            [(layer.blocks, *layer.shape) for layer in layers],
+            [captured_maps(layer.forms, self._sides(group)) for layer in layers],
+            every,
+            index,
+        )
+        phases = [as_phase(turn, every) for turn in turns]
+        return dict(zip([layer.parameter for layer in layers], phases, strict=True))
+
     def _settings(self, group: Group) -> tuple[Any, ...]:
         """The settings that a group's hooks depend on."""
-        names = ("rows", "token_stride", "token_skip", "reduce", "stagger", *LONG_SIDES)
-        return (*self._sides(group), *(group.get(name) for name in names))
+        names = ("rows", "token_stride", "token_skip", "reduce", *LONG_SIDES)
+        turns = group.get("refresh_every") if self._staggers(group) else None
+        return (*self._sides(group), *(group.get(name) for name in names), turns)
 
     def gate(self, groups: Sequence[Group]) -> list[int]:
         """Before a forward pass: open the hooks of layers that refresh in the next step.
@@ -464,23 +492,6 @@ def remove_hooks(groups: Iterable[GroupCapture]) -> None:
     """Take the hooks of all groups off the model."""
     for capture in groups:
         capture.remove()
-
-
-def spread_phases(costs: Sequence[float]) -> list[float]:
-    """Phases in [0, 1) that spread the cost of refreshes evenly over an interval.
-
-    Phases follow the model's order, so neighbours, which may share inputs, mostly stay together.
-    """
-    middles = [sum(costs[:i]) + cost / 2 for i, cost in enumerate(costs)]
-    return [middle / sum(costs) for middle in middles]
-
-
-def refresh_cost(parameter: Tensor, forms: tuple[SideForm, SideForm]) -> float:
-    """About the operations of a refresh, for every matrix m³ + n³; only ratios matter."""
-    left, right = forms
-    matrices = max(1.0, parameter.numel() / (left.side * right.side))
-    roots = sum(form.blocks * form.size**3 for form in forms if form.kind == "matrix")
-    return matrices * max(1, roots)
 
 
 def _gradients(hook: LayerHook, loss_scale: float) -> Moment | None:

@@ -1,17 +1,13 @@
 """Chooses the rank that computes each matrix. Works on plain numbers, without torch.
 
-Layers that read the same input share its factor A and the root of A, so they should have one owner:
-then no map has to be sent. Which layers share an input is known only after a forward pass. But
-owners hold the state and must be known before a checkpoint is loaded. So *units* (layers with one
-owner) are formed by name and shape.
+Layers of a *unit* (`parameters/units.py`) have one owner: then no map has to be sent. Owners hold
+the state and must be known before a checkpoint is loaded. So they depend on names and shapes.
 """
 
-import heapq
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-# (number, side) of the square matrices that the maps of a matrix are made of.
-MapSizes = Sequence[tuple[int, int]]
+from gomuon.parameters.units import MapSizes, assign, refresh_turns, siblings, sums_and_roots
 
 
 @dataclass(frozen=True)
@@ -29,21 +25,6 @@ class Unit:
     tensors: tuple[tuple[int, int], ...]
     moments: tuple[int, ...] = ()
     cost: float = 0.0
-
-
-def siblings(names: Sequence[str], inputs: Sequence[int]) -> list[list[int]]:
-    """The positions of the parameters of each unit, in order of first appearance.
-
-    Modules with the same parent and the same number of inputs form a unit: q, k, v (and o) of an
-    attention, gate and up of an MLP. A member of a list (`blocks.3`) or a top-level module is a
-    unit by itself.
-    """
-    units: dict[Hashable, list[int]] = {}
-    for index, (name, n) in enumerate(zip(names, inputs, strict=True)):
-        parent, _, module = name.rpartition(".")[0].rpartition(".")
-        together = parent and not module.isdigit()
-        units.setdefault((parent, n) if together else index, []).append(index)
-    return list(units.values())
 
 
 def matrix_cost(
@@ -68,28 +49,37 @@ def matrix_cost(
     return blocks * (step + products + roots / refresh_every)
 
 
-def assign(costs: Sequence[float], ranks: int) -> list[int]:
-    """An owner for every cost: the largest cost first, each to the rank with the smallest load.
+def with_even_turns(
+    owners: Sequence[int], costs: Sequence[float], roots: Sequence[float], turns: Sequence[int]
+) -> list[int]:
+    """The owners, after units of equal cost were exchanged to make each owner's steps even.
 
-    Graham's longest-processing-time rule: the largest load is at most 4/3 of the optimum. Ties are
-    broken by position and by rank number, so every rank computes the same owners.
+    Every rank keeps as many units of each cost as it had, so its load stays what it was. Of the
+    units that are left it takes those in whose turn it has the fewest roots to compute.
 
-    Raises:
-        ValueError: `ranks` is below 1, or a cost is negative or NaN.
+    Args:
+        owners: the owner of each unit.
+        costs: the cost of each unit.
+        roots: the part of it that is due in the unit's turn.
+        turns: the step of the interval in which each unit refreshes.
     """
-    if ranks < 1:
-        raise ValueError(f"ranks must be at least 1, got {ranks}")
-    for cost in costs:
-        if not cost >= 0:
-            raise ValueError(f"a cost must be a number >= 0, got {cost!r}")
-    owners = [0] * len(costs)
-    # The number of units breaks ties before the rank does, so units without cost are spread too.
-    queue = [(0.0, 0, rank) for rank in range(ranks)]
-    for index in sorted(range(len(costs)), key=lambda index: -costs[index]):
-        load, units, rank = heapq.heappop(queue)
-        owners[index] = rank
-        heapq.heappush(queue, (load + costs[index], units + 1, rank))
-    return owners
+    chosen = list(owners)
+    due: dict[tuple[int, int], float] = {}  # by rank and turn
+    alike: dict[tuple[float, float], list[int]] = {}
+    for index, both in enumerate(zip(roots, costs, strict=True)):
+        alike.setdefault(both, []).append(index)
+    for (part, _), members in sorted(alike.items(), reverse=True):
+        left: dict[int, list[int]] = {}
+        for index in members:
+            left.setdefault(turns[index], []).append(index)
+        for rank in sorted(owners[index] for index in members):
+            # Of turns with equally much to do, the one with the most units left.
+            turn = min(left, key=lambda t: (due.get((rank, t), 0.0), -len(left[t]), t))
+            due[rank, turn] = due.get((rank, turn), 0.0) + part
+            chosen[left[turn].pop(0)] = rank
+            if not left[turn]:
+                del left[turn]
+    return chosen
 
 
 def owners_of(
@@ -99,19 +89,27 @@ def owners_of(
     ranks: int,
     *,
     together: bool,
-    maps: Sequence[MapSizes | None] | None = None,
+    maps: Sequence[MapSizes] | None = None,
+    group: int = 0,
 ) -> list[int]:
     """An owner for every matrix of a group, given by name and (blocks, rows, columns).
 
     `together` gives siblings one owner, for methods whose layers share factors or weights. `maps`
-    are those of each matrix, see `matrix_cost`.
+    are those of each matrix, see `matrix_cost`. If the method captures them, refreshes may be
+    staggered (`refresh_turns`, which begin with the number of the `group`); whether they are does
+    not change the owners.
     """
     alone = [[index] for index in range(len(names))]
     units = siblings(names, [n for _, _, n in shapes]) if together else alone
-    each = [None] * len(names) if maps is None else maps
+    each: Sequence[MapSizes | None] = [None] * len(names) if maps is None else maps
     costs = [sum(matrix_cost(*shapes[i], refresh_every, each[i]) for i in unit) for unit in units]
+    chosen = assign(costs, ranks)
+    if maps is not None and together and refresh_every is not None and refresh_every > 1:
+        turns = refresh_turns(names, shapes, maps, refresh_every, group)
+        roots = [sum(sums_and_roots(shapes[i][0], maps[i])[1] for i in unit) for unit in units]
+        chosen = with_even_turns(chosen, costs, roots, [turns[unit[0]] for unit in units])
     owners = [0] * len(names)
-    for unit, owner in zip(units, assign(costs, ranks), strict=True):
+    for unit, owner in zip(units, chosen, strict=True):
         for index in unit:
             owners[index] = owner
     return owners

@@ -308,6 +308,7 @@ def choose_owners(
             maps=[captured_maps(matrix.forms, captured) for matrix in matrices]
             if any(captured)
             else None,
+            group=index,
         )
         owners.update(zip([m.parameter for m in matrices], chosen, strict=True))
     for weight, spec in layout.specs.items():

@@ -243,6 +243,19 @@ class TeamFinder:
         sharded = any(is_sharded(p) for group in groups for p in group["params"])
         return is_distributed() and (sharded or self.wrapper.found)
 
+    def staggers(self, group: Group) -> bool:
+        """Whether the layers of a group take turns; "auto" is while several ranks share the work.
+
+        It asks only what is known without messages, because hooks are placed before ranks meet.
+        """
+        if group.get("stagger") != "auto":
+            return bool(group.get("stagger"))
+        work = self._settings["work"]
+        if work not in ("auto", "shared") or not is_distributed():
+            return False
+        owned = work == "shared" or self.wrapper.found or any(map(is_sharded, group["params"]))
+        return owned and self.other_ranks
+
     def compare_again(self) -> None:
         """Compare all ranks again in the next step, as in the first step."""
         if self._last is not None:

@@ -61,7 +61,13 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "block_size": 256,
         "polar": "fast",
     },
-    "paper": {"polar": "svd", "roots": "eigh", "rows": None, "block_size": None},
+    "paper": {
+        "polar": "svd",
+        "roots": "eigh",
+        "rows": None,
+        "block_size": None,
+        "stagger": False,
+    },
 }
 
 RECIPE = Recipe(
@@ -101,7 +107,7 @@ class GoMuonSettings(Common, total=False):
     token_stride: int
     token_skip: int
     reduce: bool
-    stagger: bool
+    stagger: bool | Literal["auto"]
     block_size: int | None
     max_side: int | None
     long_sides: Literal["identity", "diagonal"]
@@ -161,7 +167,8 @@ class GoMuon(MatrixOptimizer):
         token_skip: leave out this many positions at the start of each sequence.
         reduce: K-FAC-reduce statistics, one row per example instead of one per position.
         stagger: refresh different layers in different steps of the K, so that no step is slow. A
-            layer has identity maps until its first refresh, within the first K steps.
+            layer has identity maps until its first refresh, within the first K steps. "auto": only
+            while several ranks share the work (docs/scaling.md).
 
         block_size: a side longer than this is cut into blocks of at most this length, and its
             factor and map are block-diagonal. Inputs and output gradients are cut before their

@@ -265,6 +265,7 @@ def _owners(
             ranks,
             together=recipe.geometry.reads_weights or any(captured),
             maps=[_map_sizes(layer, captured) for layer in own] if any(captured) else None,
+            group=group,
         )
         owners.update(zip(names, chosen, strict=True))
     return owners
