@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gomuon.lab.costs.cost_tables import heading_of, human
-from gomuon.lab.costs.fitting import FitCandidate, Fit, Fitting
+from gomuon.lab.costs.fitting import Fit, FitCandidate, Fitting
 from gomuon.lab.experiments.optimizers import title
 
 # Keys of `Need.parts`, as people call them.
