@@ -37,8 +37,6 @@ FAST_ARMS: dict[str, tuple[str, dict[str, Any]]] = {
         {**AVERAGED, "refresh_every": 8, "block_size": 128},
     ),
     "average-16": ("256 rows, A averaged, K = 16", {**AVERAGED, "refresh_every": 16}),
-    "auto-4": ("rows by inputs, K = 4", {"polar": "fast", "rows": "auto"}),
-    "preset": ("the fast preset", dict(METHODS["GoMuon"].recipe.presets["fast"])),
     "products": ("roots by products, K = 4", {"polar": "fast", "roots": "products"}),
     "capped": ("condition at most 100, K = 4", {"polar": "fast", "max_condition": 100.0}),
 }
