@@ -6,7 +6,7 @@ import dataclasses
 
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.experiments import optimizers, published
-from gomuon.lab.experiments.cost_plans import FAST, PRESETS, RACE_STEPS, SPEED
+from gomuon.lab.experiments.cost_plans import FAST, PRESETS, SPEED
 from gomuon.lab.experiments.loss_windows import PAPER_WINDOWS, windows_for
 from gomuon.lab.experiments.plan import PAIRED, TRAJECTORY, Arm, Plan, Quick
 from gomuon.lab.experiments.selection import Selection
@@ -197,6 +197,9 @@ ADAMW_RATE = Plan(
     settings={"width": 64, "hidden": 192, "modulus": 59},
     quick=Quick(steps=60, seeds=1),
 )
+
+
+RACE_STEPS = 600
 
 
 def muon_rate(task: str, corpus: str) -> Plan:
