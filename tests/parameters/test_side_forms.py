@@ -71,7 +71,7 @@ def test_the_routing_table_says_what_every_matrix_got() -> None:
         nn.Linear(3, 3),
     )
     specs = {"1.weight": LayerSpec(inputs="diagonal"), "3.weight": LayerSpec(heads=3, outputs=2)}
-    table = GoMuon(model, max_side=4096, specs=specs).routing_table()
+    table = GoMuon(model, block_size=1024, max_side=4096, specs=specs).routing_table()
     found = {row.name: row.geometry for row in table if row.treatment == "matrix"}
     assert found == {
         "0.weight": "512 × 2048 as 2×1024",
@@ -87,6 +87,7 @@ def test_the_routing_table_says_what_every_matrix_got() -> None:
     assert header.split() == ["parameter", "shape", "treatment", "geometry", "reason"]
     assert "512 × 2048 as 2×1024" in first
     assert "geometry" not in str(Muon(model).routing_table())
+    assert GoMuon(model).routing_table()[0].geometry == "512 × 2048 as 4×512"
     right = gomuon.NewtonMuon(model).routing_table()[0].geometry
     assert right == "identity × 2048 as 2×1024"
     joined = KFAC(model).routing_table()
@@ -293,7 +294,7 @@ def test_a_block_size_may_change_between_steps(method: str) -> None:
 
 
 def test_a_long_convolution_refreshes_in_blocks() -> None:
-    """The last layers of ResNet-18: 512 outputs, and 4608 inputs as 6 × 768."""
+    """The last layers of ResNet-18: 512 outputs, and 4608 inputs as 9 × 512."""
     torch.manual_seed(0)
     conv = nn.Conv2d(512, 512, 3, padding=1, bias=False)
     optimizer = GoMuon(conv)
@@ -306,7 +307,7 @@ def test_a_long_convolution_refreshes_in_blocks() -> None:
         "momentum": (512, 512, 3, 3),
         "left_factor": (1, 512, 512),
         "left_map": (1, 512, 512),
-        "right_map": (1, 6, 768, 768),
+        "right_map": (1, 9, 512, 512),
     }
     step = (before - conv.weight.detach()).flatten(1)
     assert step.isfinite().all()

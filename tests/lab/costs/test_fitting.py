@@ -102,7 +102,7 @@ def test_the_documented_order_of_go_muon() -> None:
     assert every[1:4] == [
         {"offload": True},
         {"offload": True, "state_dtype": "bfloat16"},
-        {"offload": True, "state_dtype": "bfloat16", "block_size": 512},
+        {"offload": True, "state_dtype": "bfloat16", "block_size": 256},
     ]
     assert every[-1] == {
         "offload": "maps",
@@ -199,7 +199,7 @@ def test_where_nothing_fits_the_smallest_need_is_named(capsys: pytest.CaptureFix
     assert cli.main(["plan", *arguments]) == 2
     said = capsys.readouterr()
     assert "fits no no" in " ".join(said.out.split())
-    assert said.err.startswith("gomuon: go-muon: nothing fits into 1.00 MB; of 10 settings the")
+    assert said.err.startswith("gomuon: go-muon: nothing fits into 1.00 MB; of 9 settings the")
     for words in ("muon: nothing fits", "weights ", "gradients ", "reserved 1.00 kB", "with "):
         assert words in said.err
     assert cli.main(["plan", *arguments, "--json"]) == 2
