@@ -87,7 +87,7 @@ def test_the_routing_table_says_what_every_matrix_got() -> None:
     assert header.split() == ["parameter", "shape", "treatment", "geometry", "reason"]
     assert "512 × 2048 as 2×1024" in first
     assert "geometry" not in str(Muon(model).routing_table())
-    assert GoMuon(model).routing_table()[0].geometry == "512 × 2048 as 4×512"
+    assert GoMuon(model).routing_table()[0].geometry == "512 as 2×256 × 2048 as 8×256"
     right = gomuon.NewtonMuon(model).routing_table()[0].geometry
     assert right == "identity × 2048 as 2×1024"
     joined = KFAC(model).routing_table()
@@ -294,7 +294,7 @@ def test_a_block_size_may_change_between_steps(method: str) -> None:
 
 
 def test_a_long_convolution_refreshes_in_blocks() -> None:
-    """The last layers of ResNet-18: 512 outputs, and 4608 inputs as 9 × 512."""
+    """The last layers of ResNet-18: 512 outputs as 2 × 256, and 4608 inputs as 18 × 256."""
     torch.manual_seed(0)
     conv = nn.Conv2d(512, 512, 3, padding=1, bias=False)
     optimizer = GoMuon(conv)
@@ -305,9 +305,9 @@ def test_a_long_convolution_refreshes_in_blocks() -> None:
     shapes = {key: tuple(value.shape) for key, value in state.items() if isinstance(value, Tensor)}
     assert shapes == {
         "momentum": (512, 512, 3, 3),
-        "left_factor": (1, 512, 512),
-        "left_map": (1, 512, 512),
-        "right_map": (1, 9, 512, 512),
+        "left_factor": (1, 2, 256, 256),
+        "left_map": (1, 2, 256, 256),
+        "right_map": (1, 18, 256, 256),
     }
     step = (before - conv.weight.detach()).flatten(1)
     assert step.isfinite().all()

@@ -102,12 +102,12 @@ def test_the_documented_order_of_go_muon() -> None:
     assert every[1:4] == [
         {"offload": True},
         {"offload": True, "state_dtype": "bfloat16"},
-        {"offload": True, "state_dtype": "bfloat16", "block_size": 256},
+        {"offload": True, "state_dtype": "bfloat16", "block_size": 128},
     ]
     assert every[-1] == {
         "offload": "maps",
         "state_dtype": "int8",
-        "block_size": 256,
+        "block_size": 128,
         "max_side": 1024,
         "long_sides": "diagonal",
         "alpha": (0.0, 0.25),

@@ -30,6 +30,7 @@ MEMORY_ORDER: tuple[tuple[str, Any], ...] = (
     ("block_size", 1024),
     ("block_size", 512),
     ("block_size", 256),
+    ("block_size", 128),
     ("state_dtype", "int8"),
     ("offload", "maps"),
     ("max_side", 4096),
