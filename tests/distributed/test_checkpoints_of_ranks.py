@@ -24,10 +24,11 @@ from tests.models import transformer
 from tests.versions import ONE_PROCESS
 
 BEFORE, AFTER = range(6), range(6, 12)
+# In turns on any number of ranks: "auto" would stop taking turns on one.
 METHODS: dict[str, tuple[type[MatrixOptimizer], dict[str, Any]]] = {
-    "GoMuon": (GoMuon, {}),
-    "int8": (GoMuon, {"state_dtype": "int8"}),
-    "KFAC": (KFAC, {"statistics_every": 3, "refresh_every": 4}),
+    "GoMuon": (GoMuon, {"stagger": True}),
+    "int8": (GoMuon, {"state_dtype": "int8", "stagger": True}),
+    "KFAC": (KFAC, {"statistics_every": 3, "refresh_every": 4, "stagger": True}),
 }
 
 

@@ -66,8 +66,9 @@ def split_where_worth_it(
 ) -> tuple[list[Sequence[int]], list[int]]:
     """Units, or the matrices of those that were split, and the rank of each.
 
-    Tried in this order: no unit is split, those that cost more than a rank's mean load, all. Each
-    must be worth it compared with what was best before.
+    Tried in this order: no unit is split; those are that cost more than a rank's mean load and than
+    any single matrix, so that they limit the load; all are. Each must be worth it compared with
+    what was best before.
 
     Args:
         units: the matrices of each unit, by number.
@@ -75,6 +76,7 @@ def split_where_worth_it(
         ranks: the number of ranks.
     """
     mean = sum(cost(unit) for unit in units) / max(ranks, 1)
+    matrix = max((cost([i]) for unit in units for i in unit), default=0.0)
 
     def split(above: float) -> list[Sequence[int]]:
         matrices = [[[i] for i in unit] if cost(unit) > above else [unit] for unit in units]
@@ -83,7 +85,7 @@ def split_where_worth_it(
     chosen: list[Sequence[int]] = []
     owners: list[int] = []
     smallest = float("inf")
-    for parts in (list(units), split(above=mean), split(above=0.0)):
+    for parts in (list(units), split(above=max(mean, matrix)), split(above=0.0)):
         costs = [cost(part) for part in parts]
         found = assign(costs, ranks)
         largest = max(load_per_rank(costs, found, ranks))
