@@ -265,7 +265,7 @@ def test_a_blank_state_is_made_by_owners_and_never_trained_on(tmp_path: Path) ->
     for kind in ("ddp", "fsdp"):
         answers = launch(2, ask_first, tmp_path, kind=kind)
         model = transformer(layers=1)
-        train(model, GoMuon(model), BEFORE)
+        train(model, GoMuon(model, stagger=True), BEFORE)
         for rank, (trained, owners) in enumerate(answers):
             assert distance(trained, weights(model)) < 1e-9
             assert set(owners) == {rank}
