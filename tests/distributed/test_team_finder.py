@@ -115,6 +115,40 @@ def test_bare_parameters_take_equal_steps_without_a_message(tmp_path: Path) -> N
 # ---- wrapped, at any time ------------------------------------------------------------------------
 
 
+def turns_taken(place: Place, wrapped_first: bool) -> list[set[str]]:
+    """The layers that are captured in each step."""
+    model = transformer(layers=2)
+    if wrapped_first:
+        outer = DistributedDataParallel(model)
+        optimizer = GoMuon(outer)
+    else:
+        optimizer = GoMuon(model)
+        outer = DistributedDataParallel(model)
+    names = {p: name for name, p in model.named_parameters()}
+    captured = []
+    for step in range(9):
+        captured.append({names[p] for p in optimizer._capture.groups[0].shapes()})
+        train(outer, optimizer, range(step, step + 1), place)
+    return captured
+
+
+@pytest.mark.parametrize("wrapped_first", [True, False])
+def test_layers_take_turns_as_soon_as_the_wrapper_is_known(
+    wrapped_first: bool, tmp_path: Path
+) -> None:
+    """Known from the start, or after the first step, in which then all layers refresh."""
+    model = transformer(layers=2)
+    table = GoMuon(model).routing_table()
+    every = {row.name for row in table.treated("matrix")}
+    one, other = launch(2, turns_taken, tmp_path, wrapped_first=wrapped_first)
+    assert one == other
+    assert (one[0] == every) != wrapped_first
+    assert one[1:5] == one[5:9]
+    assert set.union(*one[1:5]) == every
+    assert sum(map(len, one[1:5])) == len(every), "each layer once in K steps"
+    assert all(0 < len(names) < len(every) for names in one[1:5])
+
+
 class Holder(nn.Module):
     """Has parts and no forward pass of its own."""
 
