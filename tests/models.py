@@ -32,16 +32,14 @@ class OneUnit(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.embedding = nn.Embedding(SYMBOLS, width)
-        self.blocks = nn.ModuleList([nn.ModuleDict({"attention": Attention(width, 2)})])
+        self.blocks = nn.ModuleList([Attention(width, 2)])
         self.head = nn.Linear(width, SYMBOLS)
         self.to(dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.embedding(x)
         tables = rotary_tables(x.shape[1], hidden.shape[-1] // 2, x.device)
-        (block,) = self.blocks
-        assert isinstance(block, nn.ModuleDict)
-        logits: Tensor = self.head(block["attention"](hidden, tables))
+        logits: Tensor = self.head(self.blocks[0](hidden, tables))
         return logits
 
 

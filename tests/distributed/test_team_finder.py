@@ -124,7 +124,7 @@ def turns_taken(place: Place, wrapped_first: bool) -> list[set[str]]:
     else:
         optimizer = GoMuon(model)
         outer = DistributedDataParallel(model)
-    names = {p: name for name, p in model.named_parameters()}
+    names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
     captured = []
     for step in range(9):
         captured.append({names[p] for p in optimizer._capture.groups[0].shapes()})

@@ -152,11 +152,12 @@ def owners_of(
         """Of matrices with one owner: the root of a factor that they share is taken once."""
         total = sum(matrix_cost(*shapes[i], refresh_every, each[i]) for i in unit)
         shared: set[tuple[int, tuple[int, int]]] = set()
-        for i in unit if maps is not None else ():
-            blocks, (_, right) = shapes[i][0], maps[i]
-            if (blocks, right) in shared:
-                total -= root_cost(blocks, [right], refresh_every)
-            shared.add((blocks, right))
+        for i in unit:
+            own, blocks = each[i], shapes[i][0]
+            if own is not None:
+                if (blocks, own[1]) in shared:
+                    total -= root_cost(blocks, own[1:], refresh_every)
+                shared.add((blocks, own[1]))
         return total
 
     if maps is None or not together:
