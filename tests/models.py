@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gomuon.lab.experiments.models import CharacterModel
+from gomuon.lab.experiments.models import Attention, CharacterModel, rotary_tables
 
 # More symbols than the width, or the first layer's gradients would lack full rank, and the polar
 # factor of a rank-deficient matrix is not unique.
@@ -23,6 +23,24 @@ def transformer(
         SYMBOLS, width=width, layers=layers, heads=2, hidden=24, generator=generator
     )
     return model.to(dtype)
+
+
+class OneUnit(nn.Module):
+    """Four layers with one parent, of which three read one tensor: ranks share it only if split."""
+
+    def __init__(self, width: int = 16, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(SYMBOLS, width)
+        self.blocks = nn.ModuleList([Attention(width, 2)])
+        self.head = nn.Linear(width, SYMBOLS)
+        self.to(dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.embedding(x)
+        tables = rotary_tables(x.shape[1], hidden.shape[-1] // 2, x.device)
+        logits: Tensor = self.head(self.blocks[0](hidden, tables))
+        return logits
 
 
 def tokens(step: int, batch: int = 6, length: int = 10) -> Tensor:

@@ -1,4 +1,4 @@
-"""torch.compile: one graph for refresh steps, one for reuse steps, the same trajectory as eager."""
+"""torch.compile: one graph for refresh steps or for each turn, one for reuse steps; as eager."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -94,6 +94,30 @@ def test_two_graphs_and_no_recompilation_after_the_first_cycle() -> None:
     steps(range(4, 16))
     assert counters["stats"]["unique_graphs"] == 2
     assert not counters["graph_break"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("every", "graphs"),
+    [(2, 2), (4, 4), (6, 4)],  # there are three units, and turns of no unit share a graph
+)
+def test_a_graph_for_each_turn(every: int, graphs: int) -> None:
+    """What is compiled does not depend on the backend, so it is one that needs no compiler."""
+    eager, net = Net(), Net()
+    settings: dict[str, Any] = {"polar": "exact", "stagger": True, "refresh_every": every}
+    optimizer, other = GoMuon(net, **settings), GoMuon(eager, **settings)
+    compiled = torch.compile(net, dynamic=False, backend="aot_eager")
+    for step in range(3 * every):
+        x = torch.randn(6, 8, generator=torch.Generator().manual_seed(step))
+        for model, one in ((compiled, optimizer), (eager, other)):
+            one.zero_grad()
+            model(x).square().mean().backward()
+            one.step()
+        if step >= every - 1:
+            assert counters["stats"]["unique_graphs"] == graphs
+    assert not counters["graph_break"]
+    for (name, p), q in zip(eager.named_parameters(), net.parameters(), strict=True):
+        torch.testing.assert_close(p, q, rtol=1e-3, atol=1e-5, msg=name)
 
 
 @pytest.mark.slow

@@ -1,13 +1,22 @@
 """Owners and what is sent to and from them: properties, and cases worked out by hand."""
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gomuon.distributed.assignment import Unit, imbalance, load_per_rank, owners_of
+from gomuon.distributed.assignment import (
+    WORTH_SPLITTING,
+    Unit,
+    imbalance,
+    load_per_rank,
+    matrix_cost,
+    owners_of,
+    split_where_worth_it,
+)
 from gomuon.distributed.shards import shard_rows
 from gomuon.lab.costs.traffic import Mesh, replicated_bytes, status_bytes, step_bytes, wrapper_bytes
 from gomuon.parameters.units import assign, siblings
@@ -72,6 +81,91 @@ def test_nonsense_is_refused(costs: list[float], ranks: int, words: str) -> None
         assign(costs, ranks)
     with pytest.raises(ValueError, match="0 × 2"):
         Mesh(0, 2)
+
+
+# ---- units that are split --------------------------------------------------------------------
+
+UNIT_COSTS = st.lists(
+    st.lists(st.integers(1, 1000).map(float), min_size=1, max_size=4), max_size=12
+)
+
+
+@given(UNIT_COSTS, st.integers(0, 500).map(float), RANKS)
+def test_units_are_split_only_where_the_largest_load_falls_by_a_tenth(
+    sizes: list[list[float]], shared: float, ranks: int
+) -> None:
+    """Every part of a unit has a cost of its own that a whole unit has once."""
+    costs = list(itertools.chain(*sizes))
+    numbers = iter(range(len(costs)))
+    units = [[next(numbers) for _ in unit] for unit in sizes]
+
+    def cost(part: Sequence[int]) -> float:
+        return shared + sum(costs[i] for i in part)
+
+    def largest(parts: Sequence[Sequence[int]]) -> float:
+        each = [cost(part) for part in parts]
+        return max(load_per_rank(each, assign(each, ranks), ranks))
+
+    parts, owners = split_where_worth_it(units, cost, ranks)
+    assert [i for part in parts for i in part] == list(range(len(costs)))
+    assert all(part in units or len(part) == 1 for part in parts)
+    carried = max(load_per_rank([cost(part) for part in parts], owners, ranks))
+    assert carried == largest(parts)
+    whole = largest(units)
+    if parts == units:
+        each = [cost([i]) for i in range(len(costs))]
+        limit = max([sum(cost(unit) for unit in units) / ranks, *each])
+        above = [[[i] for i in unit] if cost(unit) > limit else [unit] for unit in units]
+        for split in ([part for own in above for part in own], [[i] for i in range(len(costs))]):
+            assert largest(split) >= WORTH_SPLITTING * whole
+    else:
+        assert carried < WORTH_SPLITTING * whole
+
+
+# A Llama's block, 64 times smaller: gate and up read one tensor and are its largest unit.
+BLOCK = {"attention.q": (128, 128), "attention.k": (16, 128), "attention.v": (16, 128),
+         "attention.o": (128, 128), "mlp.gate": (448, 128), "mlp.up": (448, 128),
+         "mlp.down": (128, 448)}  # fmt: skip
+
+
+def llama(layers: int, ranks: int, block: int) -> tuple[dict[str, int], float, float]:
+    """Owners, and their imbalance with and without splits."""
+    names = [f"layers.{i}.{name}.weight" for i in range(layers) for name in BLOCK]
+    sides = list(BLOCK.values()) * layers
+    shapes = [(1, m, n) for m, n in sides]
+    maps = [[(-(-d // block), block) for d in both] for both in sides]
+    owners = owners_of(names, shapes, 4, ranks, together=True, maps=maps)
+    costs = [matrix_cost(*shape, 4, own) for shape, own in zip(shapes, maps, strict=True)]
+    whole = owners_of(names, shapes, 4, ranks, together=True)  # as if they were not captured
+    split, together = (imbalance(load_per_rank(costs, chosen, ranks)) for chosen in (owners, whole))
+    return dict(zip(names, owners, strict=True)), split, together
+
+
+def test_a_llamas_largest_unit_does_not_limit_it() -> None:
+    owners, split, whole = llama(layers=8, ranks=51, block=16)
+    assert whole > 3
+    assert split < 1.7
+    for i in range(8):
+        assert owners[f"layers.{i}.mlp.gate.weight"] != owners[f"layers.{i}.mlp.up.weight"]
+        attention = [owners[f"layers.{i}.attention.{name}.weight"] for name in "qkvo"]
+        assert len(set(attention)) == 1, "units that fit a rank stay together"
+
+
+def test_units_stay_together_where_ranks_are_few() -> None:
+    owners, split, whole = llama(layers=8, ranks=4, block=16)
+    assert split <= whole < 1.1
+    for i in range(8):
+        assert owners[f"layers.{i}.mlp.gate.weight"] == owners[f"layers.{i}.mlp.up.weight"]
+
+
+def test_a_root_that_every_part_must_take_speaks_against_a_split() -> None:
+    """k and v with few outputs: nearly all their work is the root of A, which a split repeats."""
+    names = ["a.k.weight", "a.v.weight"]
+    wide = [(1, 8, 512)] * 2
+    both = [[(1, 8), (1, 512)]] * 2
+    assert owners_of(names, wide, 1, 2, together=True, maps=both) == [0, 0]
+    only = [[(1, 8), (0, 0)]] * 2
+    assert owners_of(names, wide, 1, 2, together=True, maps=only) == [0, 1]
 
 
 # ---- what is sent ---------------------------------------------------------------------------

@@ -24,10 +24,11 @@ from tests.models import transformer
 from tests.versions import ONE_PROCESS
 
 BEFORE, AFTER = range(6), range(6, 12)
+# In turns on any number of ranks: "auto" would stop taking turns on one.
 METHODS: dict[str, tuple[type[MatrixOptimizer], dict[str, Any]]] = {
-    "GoMuon": (GoMuon, {}),
-    "int8": (GoMuon, {"state_dtype": "int8"}),
-    "KFAC": (KFAC, {"statistics_every": 3, "refresh_every": 4}),
+    "GoMuon": (GoMuon, {"stagger": True}),
+    "int8": (GoMuon, {"state_dtype": "int8", "stagger": True}),
+    "KFAC": (KFAC, {"statistics_every": 3, "refresh_every": 4, "stagger": True}),
 }
 
 
@@ -264,7 +265,7 @@ def test_a_blank_state_is_made_by_owners_and_never_trained_on(tmp_path: Path) ->
     for kind in ("ddp", "fsdp"):
         answers = launch(2, ask_first, tmp_path, kind=kind)
         model = transformer(layers=1)
-        train(model, GoMuon(model), BEFORE)
+        train(model, GoMuon(model, stagger=True), BEFORE)
         for rank, (trained, owners) in enumerate(answers):
             assert distance(trained, weights(model)) < 1e-9
             assert set(owners) == {rank}

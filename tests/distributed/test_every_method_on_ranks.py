@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.recipes.registry import METHODS
 from tests.distributed.launcher import Place, launch
 from tests.distributed.worlds import Weights, assert_alike, distance, run
 from tests.methods.table import CUT_RECIPES, RECIPES, biased_transformer, make
@@ -19,7 +20,9 @@ EVERY = [*RECIPES, *CUT_RECIPES]
 
 def recipe(index: int, model: nn.Module, work: str) -> MatrixOptimizer:
     name, settings = EVERY[index]
-    return make(name, model, **settings, work=work)
+    # In turns however work is divided; by default layers take them only where it is shared.
+    turns = {"stagger": True} if "stagger" in METHODS[name].recipe.settings else {}
+    return make(name, model, **turns, **settings, work=work)
 
 
 def ways(place: Place, indices: list[int]) -> list[tuple[Weights, Weights, Weights]]:

@@ -129,7 +129,7 @@ def all_peaks(place: Place) -> dict[tuple[str, bool], list[tuple[int, int]]]:
 
 def test_a_rank_holds_the_sums_of_two_units_and_not_of_all(tmp_path: Path) -> None:
     about = PlannedModel("deep", Deep(), 8, 1.0, None, 1.0)
-    planned = estimate_cost("go-muon", about, RankLayout(Mesh(replicas=2)), {})
+    planned = estimate_cost("go-muon", about, RankLayout(Mesh(replicas=2)), {"refresh_every": 1})
     assert planned.moments == LAYERS * UNIT
     for rank, answer in enumerate(launch(2, all_peaks, tmp_path)):
         for kind in ("ddp", "fsdp"):
@@ -138,6 +138,43 @@ def test_a_rank_holds_the_sums_of_two_units_and_not_of_all(tmp_path: Path) -> No
                 assert with_messages < planned.held < planned.moments / 2
             for most, _ in answer[kind, False]:
                 assert most == LAYERS * UNIT, (rank, kind)
+
+
+def peaks_in_turns(place: Place) -> list[int]:
+    """The most bytes of sums in each step: captured, on their way, and received as an owner."""
+    model = wrapped(Deep(), "ddp")
+    optimizer = GoMuon(model)
+    messages = stream_of(optimizer)
+    WATCHED[:] = [messages]
+    most = [0]
+
+    def look(*_: Any) -> None:
+        received = sum(t.numel() * t.element_size() for t in messages._totals.values())
+        most[0] = max(most[0], held(optimizer) + messages.bytes_in_flight + received)
+
+    for hooks in optimizer._capture.groups[0]._hooks.values():
+        hooks[0].gradients.total.register_post_accumulate_grad_hook(look)
+    found = []
+    for step in range(8):
+        generator = torch.Generator().manual_seed(step * place.size + place.rank)
+        optimizer.zero_grad()
+        model(torch.randn(8, WIDTH, generator=generator)).square().mean().backward()
+        look()
+        found.append(most[0])
+        most[0] = 0
+        optimizer.step()
+    return found
+
+
+def test_in_turns_a_rank_also_receives_fewer_sums(tmp_path: Path) -> None:
+    about = PlannedModel("deep", Deep(), 8, 1.0, None, 1.0)
+    ranks = RankLayout(Mesh(replicas=2))
+    planned = estimate_cost("go-muon", about, ranks, {})
+    together = estimate_cost("go-muon", about, ranks, {"stagger": False})
+    assert planned.held < together.held / 2
+    for answer in launch(2, peaks_in_turns, tmp_path):
+        for step, most in enumerate(answer):
+            assert UNIT <= most <= planned.cycle[step % 4].held, step
 
 
 # ---- exactness -----------------------------------------------------------------------------------

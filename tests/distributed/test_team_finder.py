@@ -38,6 +38,16 @@ METHODS: dict[str, type[MatrixOptimizer]] = {"GoMuon": GoMuon, "Muon": Muon, "KF
 ALONE = "each rank trains alone"
 
 
+def train_alone(model: nn.Module, optimizer: MatrixOptimizer, steps: int) -> None:
+    """As ranks do whose wrapper is found in the first forward pass: they take turns afterwards."""
+    train(model, optimizer, range(1))
+    for group in optimizer.param_groups:
+        if "stagger" in group:
+            group["stagger"] = True
+    optimizer.load_state_dict(optimizer.state_dict())  # places the hooks by the new setting
+    train(model, optimizer, range(1, steps))
+
+
 @contextmanager
 def silence() -> Iterator[None]:
     """Nothing may be sent."""
@@ -105,6 +115,40 @@ def test_bare_parameters_take_equal_steps_without_a_message(tmp_path: Path) -> N
 # ---- wrapped, at any time ------------------------------------------------------------------------
 
 
+def turns_taken(place: Place, wrapped_first: bool) -> list[set[str]]:
+    """The layers that are captured in each step."""
+    model = transformer(layers=2)
+    if wrapped_first:
+        outer = DistributedDataParallel(model)
+        optimizer = GoMuon(outer)
+    else:
+        optimizer = GoMuon(model)
+        outer = DistributedDataParallel(model)
+    names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
+    captured = []
+    for step in range(9):
+        captured.append({names[p] for p in optimizer._capture.groups[0].shapes()})
+        train(outer, optimizer, range(step, step + 1), place)
+    return captured
+
+
+@pytest.mark.parametrize("wrapped_first", [True, False])
+def test_layers_take_turns_as_soon_as_the_wrapper_is_known(
+    wrapped_first: bool, tmp_path: Path
+) -> None:
+    """Known from the start, or after the first step, in which then all layers refresh."""
+    model = transformer(layers=2)
+    table = GoMuon(model).routing_table()
+    every = {row.name for row in table.treated("matrix")}
+    one, other = launch(2, turns_taken, tmp_path, wrapped_first=wrapped_first)
+    assert one == other
+    assert (one[0] == every) != wrapped_first
+    assert one[1:5] == one[5:9]
+    assert set.union(*one[1:5]) == every
+    assert sum(map(len, one[1:5])) == len(every), "each layer once in K steps"
+    assert all(0 < len(names) < len(every) for names in one[1:5])
+
+
 class Holder(nn.Module):
     """Has parts and no forward pass of its own."""
 
@@ -161,7 +205,7 @@ def test_a_wrapper_is_found(way: str, method: str, tmp_path: Path) -> None:
     answers = launch(2, wrapped_later, tmp_path, way=way, method=method)
     assert_alike([trained for trained, _, _ in answers])
     model = transformer(layers=2)
-    train(model, METHODS[method](model), range(6))
+    train_alone(model, METHODS[method](model), 6)
     for trained, owners, breaks in answers:
         assert owners == {0, 1}
         assert distance(trained, weights(model)) < 1e-9
@@ -204,7 +248,7 @@ def test_the_group_is_the_wrappers(tmp_path: Path) -> None:
     answers = launch(4, pairs, tmp_path)
     for pair in range(2):
         model = transformer(seed=pair, layers=1)
-        train(model, GoMuon(model), range(4))
+        train_alone(model, GoMuon(model), 4)
         assert_alike(answers[2 * pair : 2 * pair + 2])
         assert distance(answers[2 * pair], weights(model)) < 1e-9
 

@@ -11,12 +11,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from gomuon.lab.costs import planned_model
-from gomuon.lab.costs.estimate import RankLayout, estimate_cost
+from gomuon.lab.costs.estimate import CostEstimate, RankLayout, estimate_cost
+from gomuon.lab.costs.planned_model import PlannedModel
 from gomuon.lab.costs.published_models import CONFIGURATIONS
 from gomuon.lab.costs.traffic import Mesh
 from gomuon.lab.experiments import optimizers
 from tests.distributed.launcher import Place, launch
 from tests.distributed.worlds import wrapped
+from tests.models import OneUnit
 
 MESHES = {"ddp": lambda n: Mesh(replicas=n), "fsdp": lambda n: Mesh(shards=n),
           "hybrid": lambda n: Mesh(2, n // 2)}  # fmt: skip
@@ -77,14 +79,16 @@ Sent = tuple[str, str, str, dict[str, Any]]  # wrapper, method, work and setting
 CUT = {"block_size": 50, "max_side": 200, "long_sides": "diagonal"}
 
 
-def bytes_of_steps(place: Place, case: Sent, steps: int) -> list[float]:
+def bytes_of_steps(
+    place: Place, case: Sent, steps: int, build: Callable[[], nn.Module] = small
+) -> list[float]:
     kind, method, work, changes = case
-    model = wrapped(small(), kind)
+    model = wrapped(build(), kind)
     settings = {**changes, **({} if work == "shared" else {"work": work})}
     optimizer = optimizers.build(method, model, 1e-3, 1e-3, settings)
     sent = []
     for step in range(steps):
-        tokens = torch.randint(0, 65, (2, 16), generator=torch.Generator().manual_seed(step))
+        tokens = torch.randint(0, 31, (2, 16), generator=torch.Generator().manual_seed(step))
         optimizer.zero_grad()
         loss = model(tokens).logsumexp(-1).mean()
         if step == 0:  # ranks are compared
@@ -98,8 +102,28 @@ def bytes_of_steps(place: Place, case: Sent, steps: int) -> list[float]:
     return sent
 
 
-def all_cases(place: Place, cases: list[Sent]) -> list[list[float]]:
-    return [bytes_of_steps(place, case, 6) for case in cases]
+def all_cases(
+    place: Place, cases: list[Sent], build: Callable[[], nn.Module] = small
+) -> list[list[float]]:
+    return [bytes_of_steps(place, case, 6, build) for case in cases]
+
+
+def assert_planned(
+    answers: list[list[list[float]]], cases: list[Sent], about: PlannedModel
+) -> list[CostEstimate]:
+    """Every step of every case has the bytes that the plan gives for this step of its cycle."""
+    size, planned = len(answers), []
+    for index, (kind, method, work, changes) in enumerate(cases):
+        ranks = RankLayout(MESHES[kind](size), replicate=work == "replicated")
+        figures = estimate_cost(method, about, ranks, changes)
+        for step in range(1, 6):
+            sent = [answer[index][step - 1] for answer in answers]
+            expected = figures.cycle[step % len(figures.cycle)].sent
+            # To the byte; what sums over a ring cost is rounded.
+            assert max(sent) == pytest.approx(expected.largest, abs=1), (kind, method, step)
+            assert sum(sent) / size == pytest.approx(expected.mean, abs=1), (kind, method, step)
+        planned.append(figures)
+    return planned
 
 
 @pytest.mark.parametrize(
@@ -112,7 +136,10 @@ def all_cases(place: Place, cases: list[Sent]) -> list[list[float]]:
                 ("fsdp", "go-muon", "shared", {}),
                 ("ddp", "go-muon", "replicated", {}),
                 ("fsdp", "muon", "shared", {}),
+                ("ddp", "go-muon", "shared", {"stagger": False}),
+                ("ddp", "go-muon", "replicated", {"stagger": True}),
                 ("ddp", "kfac", "shared", {}),
+                ("ddp", "kfac", "shared", {"refresh_every": 4, "statistics_every": 2}),
                 ("fsdp", "muon-qk", "shared", {}),
                 ("fsdp", "newton-muon", "shared", {}),
                 ("ddp", "go-muon", "replicated", CUT),
@@ -127,15 +154,22 @@ def all_cases(place: Place, cases: list[Sent]) -> list[list[float]]:
 def test_bytes_per_step_are_the_plans(size: int, cases: list[Sent], tmp_path: Path) -> None:
     answers = launch(size, all_cases, tmp_path, cases=cases)
     about = planned_model.published_model("character", tokens=None, dtype="float32")
-    for index, (kind, method, work, changes) in enumerate(cases):
-        ranks = RankLayout(MESHES[kind](size), replicate=work == "replicated")
-        figures = estimate_cost(method, about, ranks, changes)
-        for step in range(1, 6):
-            sent = [answer[index][step - 1] for answer in answers]
-            every = figures.refresh_every
-            refresh = every is not None and step % every == 0
-            planned = figures.sent_refresh if refresh else figures.sent_reuse
-            assert planned is not None
-            # To the byte; what sums over a ring cost is rounded.
-            assert max(sent) == pytest.approx(planned.largest, abs=1), (kind, method, step)
-            assert sum(sent) / size == pytest.approx(planned.mean, abs=1), (kind, method, step)
+    planned = assert_planned(answers, cases, about)
+    for (_, method, work, changes), figures in zip(cases, planned, strict=True):
+        captures = method not in ("muon", "muon-qk")
+        assert figures.staggered == (captures and changes.get("stagger", work == "shared"))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_bytes_of_split_units_are_the_plans(size: int, tmp_path: Path) -> None:
+    """Sums of an input that layers of several owners read go to each of these owners."""
+    cases: list[Sent] = [
+        ("ddp", "go-muon", "shared", {}),
+        ("fsdp", "go-muon", "shared", {"stagger": False, "input_decay": 0.9}),
+        ("fsdp", "kfac", "shared", {"block_size": 7}),
+        ("ddp", "go-muon", "replicated", {}),
+    ]
+    answers = launch(size, all_cases, tmp_path, cases=cases, build=OneUnit)
+    about = planned_model.users_model("tests.models:OneUnit", "1,16", None, "float32")
+    for (_, _, work, _), figures in zip(cases, assert_planned(answers, cases, about), strict=True):
+        assert len({owner for _, owner in figures.owned}) == (size if work == "shared" else 0)

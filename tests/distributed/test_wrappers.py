@@ -44,7 +44,7 @@ def test_a_mixed_precision_policy_keeps_master_weights_and_state_wide(
     assert_alike([trained for trained, _, _ in answers])
     model = transformer(dtype=torch.float32, layers=1)
     start = weights(model)
-    train(model, GoMuon(model), range(6))
+    train(model, GoMuon(model, stagger=True), range(6))
     exact = weights(model)
     for trained, maps, kept in answers:
         assert maps  # statistics were captured from the bfloat16 passes
@@ -66,7 +66,7 @@ def changing(place: Place | None, kind: str) -> Weights:
     outer = wrapped(model, kind)
     late = dict(model.trunk.blocks[0].named_parameters())
     held = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    optimizer = GoMuon(model, refresh_every=2, routes=lambda name, *_: frozen(name))
+    optimizer = GoMuon(model, refresh_every=2, stagger=True, routes=lambda name, *_: frozen(name))
     assert len(held) == sum(len(g["params"]) for g in optimizer.param_groups)
     train(outer, optimizer, range(3), place)
     model.trunk.blocks[0].requires_grad_(True)
@@ -132,7 +132,7 @@ MODELS: dict[str, tuple[type[nn.Module], tuple[int, ...]]] = {
 def regression(place: Place | None, kind: str, name: str) -> Weights:
     build, shape = MODELS[name]
     model = wrapped(build(), kind)
-    optimizer = GoMuon(model, lr=0.05, refresh_every=2)
+    optimizer = GoMuon(model, lr=0.05, refresh_every=2, stagger=True)
     for step in range(6):
         generator = torch.Generator().manual_seed(step)
         x = torch.randn(24, *shape, generator=generator, dtype=torch.float64)
@@ -199,7 +199,7 @@ def test_ranks_of_a_smaller_group_keep_to_themselves(tmp_path: Path) -> None:
     answers = launch(4, apart, tmp_path)
     for pair in range(2):
         model = transformer(seed=pair, layers=1)
-        train(model, GoMuon(model), range(4))
+        train(model, GoMuon(model, stagger=True), range(4))
         assert_alike(answers[2 * pair : 2 * pair + 2])
         assert distance(answers[2 * pair], weights(model)) < 1e-9
 

@@ -1,13 +1,19 @@
 """Chooses the rank that computes each matrix. Works on plain numbers, without torch.
 
-Layers of a *unit* (`parameters/units.py`) have one owner: then no map has to be sent. Owners hold
-the state and must be known before a checkpoint is loaded. So they depend on names and shapes.
+Layers of a *unit* (`parameters/units.py`) have one owner, so that the root of the factor they share
+is computed once. If one unit would be too much for a rank, it is split: then every owner receives
+the shared sums and takes their root itself, and no map has to be sent. Owners hold the state and
+must be known before a checkpoint is loaded. So they depend on names and shapes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gomuon.parameters.units import MapSizes, assign, refresh_turns, siblings, sums_and_roots
+
+# A split must lower the largest load of a rank to this part of it: the sums of the inputs are then
+# sent to several owners, and each takes their root.
+WORTH_SPLITTING = 0.9
 
 
 @dataclass(frozen=True)
@@ -45,8 +51,47 @@ def matrix_cost(
         return float(blocks * step)
     maps = ((1, m), (1, n)) if maps is None else maps
     products = 4 * m * n * sum(size for _, size in maps)
-    roots = 11 * sum(count * size**3 for count, size in maps)
-    return blocks * (step + products + roots / refresh_every)
+    return blocks * (step + products) + root_cost(blocks, maps, refresh_every)
+
+
+def root_cost(blocks: int, maps: MapSizes, refresh_every: int | None) -> float:
+    """The part of it for the roots of these maps."""
+    if refresh_every is None:
+        return 0.0
+    return 11 * blocks * sum(count * size**3 for count, size in maps) / refresh_every
+
+
+def split_where_worth_it(
+    units: Sequence[Sequence[int]], cost: Callable[[Sequence[int]], float], ranks: int
+) -> tuple[list[Sequence[int]], list[int]]:
+    """Units, or the matrices of those that were split, and the rank of each.
+
+    Tried in this order: no unit is split; those are that cost more than a rank's mean load and than
+    any single matrix, so that they limit the load; all are. Each must be worth it compared with
+    what was best before.
+
+    Args:
+        units: the matrices of each unit, by number.
+        cost: of matrices that have one owner.
+        ranks: the number of ranks.
+    """
+    mean = sum(cost(unit) for unit in units) / max(ranks, 1)
+    matrix = max((cost([i]) for unit in units for i in unit), default=0.0)
+
+    def split(above: float) -> list[Sequence[int]]:
+        matrices = [[[i] for i in unit] if cost(unit) > above else [unit] for unit in units]
+        return [part for parts in matrices for part in parts]
+
+    chosen: list[Sequence[int]] = []
+    owners: list[int] = []
+    smallest = float("inf")
+    for parts in (list(units), split(above=max(mean, matrix)), split(above=0.0)):
+        costs = [cost(part) for part in parts]
+        found = assign(costs, ranks)
+        largest = max(load_per_rank(costs, found, ranks))
+        if largest < WORTH_SPLITTING * smallest:
+            chosen, owners, smallest = parts, found, largest
+    return chosen, owners
 
 
 def with_even_turns(
@@ -95,22 +140,39 @@ def owners_of(
     """An owner for every matrix of a group, given by name and (blocks, rows, columns).
 
     `together` gives siblings one owner, for methods whose layers share factors or weights. `maps`
-    are those of each matrix, see `matrix_cost`. If the method captures them, refreshes may be
-    staggered (`refresh_turns`, which begin with the number of the `group`); whether they are does
-    not change the owners.
+    are those of each matrix, see `matrix_cost`, if the method captures them. Then siblings share
+    nothing but a factor and may be split, and refreshes may be staggered (`refresh_turns`, which
+    begin with the number of the `group`); whether they are does not change the owners.
     """
     alone = [[index] for index in range(len(names))]
     units = siblings(names, [n for _, _, n in shapes]) if together else alone
     each: Sequence[MapSizes | None] = [None] * len(names) if maps is None else maps
-    costs = [sum(matrix_cost(*shapes[i], refresh_every, each[i]) for i in unit) for unit in units]
-    chosen = assign(costs, ranks)
-    if maps is not None and together and refresh_every is not None and refresh_every > 1:
-        turns = refresh_turns(names, shapes, maps, refresh_every, group)
-        roots = [sum(sums_and_roots(shapes[i][0], maps[i])[1] for i in unit) for unit in units]
-        chosen = with_even_turns(chosen, costs, roots, [turns[unit[0]] for unit in units])
+
+    def cost(unit: Sequence[int]) -> float:
+        """Of matrices with one owner: the root of a factor that they share is taken once."""
+        total = sum(matrix_cost(*shapes[i], refresh_every, each[i]) for i in unit)
+        shared: set[tuple[int, tuple[int, int]]] = set()
+        for i in unit:
+            own, blocks = each[i], shapes[i][0]
+            if own is not None:
+                if (blocks, own[1]) in shared:
+                    total -= root_cost(blocks, own[1:], refresh_every)
+                shared.add((blocks, own[1]))
+        return total
+
+    if maps is None or not together:
+        parts: Sequence[Sequence[int]] = units
+        chosen = assign([cost(unit) for unit in units], ranks)
+    else:
+        parts, chosen = split_where_worth_it(units, cost, ranks)
+        if refresh_every is not None and refresh_every > 1:
+            turns = refresh_turns(names, shapes, maps, refresh_every, group)
+            roots = [sum(sums_and_roots(shapes[i][0], maps[i])[1] for i in part) for part in parts]
+            due = [turns[part[0]] for part in parts]
+            chosen = with_even_turns(chosen, [cost(part) for part in parts], roots, due)
     owners = [0] * len(names)
-    for unit, owner in zip(units, chosen, strict=True):
-        for index in unit:
+    for part, owner in zip(parts, chosen, strict=True):
+        for index in part:
             owners[index] = owner
     return owners
 

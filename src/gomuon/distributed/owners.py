@@ -306,7 +306,7 @@ def choose_owners(
             ranks,
             together=geometry.reads_weights or any(captured),
             maps=[captured_maps(matrix.forms, captured) for matrix in matrices]
-            if any(captured)
+            if any(captured) and not geometry.reads_weights  # then partners stay together
             else None,
             group=index,
         )

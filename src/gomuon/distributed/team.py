@@ -253,8 +253,16 @@ class TeamFinder:
         work = self._settings["work"]
         if work not in ("auto", "shared") or not is_distributed():
             return False
-        owned = work == "shared" or self.wrapper.found or any(map(is_sharded, group["params"]))
+        owned = work == "shared" or self.wrapper.found or any(map(self._is_shared, group["params"]))
         return owned and self.other_ranks
+
+    def _is_shared(self, parameter: Tensor) -> bool:
+        """Whether several ranks are known to have the same matrix, or rows of it."""
+        place = self._layout.shards.get(parameter)
+        if place is None or not is_sharded(parameter):
+            return is_sharded(parameter) or (place is not None and self.process_group is not None)
+        mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
+        return self.process_group is not None or mesh.ndim > (place.along is not None)
 
     def compare_again(self) -> None:
         """Compare all ranks again in the next step, as in the first step."""

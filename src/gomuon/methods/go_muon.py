@@ -168,8 +168,8 @@ class GoMuon(MatrixOptimizer):
         token_skip: leave out this many positions at the start of each sequence.
         reduce: K-FAC-reduce statistics, one row per example instead of one per position.
         stagger: refresh different layers in different steps of the K, so that no step is slow. A
-            layer has identity maps until its first refresh, within the first K steps. "auto": only
-            while several ranks share the work (docs/scaling.md).
+            layer has identity maps until its first refresh, within the first K steps. "auto": while
+            several ranks share the work, and not in a single process (docs/scaling.md).
 
         block_size: a side longer than this is cut into blocks of at most this length, and its
             factor and map are block-diagonal. Inputs and output gradients are cut before their

@@ -88,11 +88,13 @@ def choice_of(side: int, given: SideChoice | None, group: Mapping[str, Any]) -> 
 def captured_maps(
     forms: tuple[SideForm, SideForm], captured: tuple[bool, bool]
 ) -> list[tuple[int, int]]:
-    """(number, side) of the matrices that the maps of the captured sides are made of."""
+    """(number, side) of the matrices that the left and the right map are made of.
+
+    (0, 0) where there is no map, or only a diagonal.
+    """
     return [
-        (form.blocks, form.size)
+        (form.blocks, form.size) if has_map and form.kind == "matrix" else (0, 0)
         for form, has_map in zip(forms, captured, strict=True)
-        if has_map and form.kind == "matrix"
     ]
 
 

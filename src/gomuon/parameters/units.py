@@ -8,7 +8,7 @@ units are formed by name and shape.
 import heapq
 from collections.abc import Hashable, Sequence
 
-# (number, side) of the square matrices that the maps of a matrix are made of.
+# (number, side) of the square matrices that the left and the right map of a matrix are made of.
 MapSizes = Sequence[tuple[int, int]]
 
 

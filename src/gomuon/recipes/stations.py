@@ -216,7 +216,7 @@ CAPTURE: Settings = {
     "token_stride": Setting(1, INTERVAL),
     "token_skip": Setting(0, WHOLE),
     "reduce": Setting(False, FLAG),
-    "stagger": Setting(False, one_of("auto", True, False)),
+    "stagger": Setting("auto", one_of("auto", True, False)),
     "block_size": Setting(1024, optional(INTERVAL)),
     "max_side": Setting(None, optional(INTERVAL)),
     "long_sides": Setting("identity", one_of("identity", "diagonal")),

@@ -32,6 +32,7 @@ from gomuon.parameters.keeping import StateDtype
 
 STATE_DTYPES = list(get_args(StateDtype))
 OFFLOADS = ["factors", "maps"]
+TURNS = {"": None, "on": True, "off": False}
 
 
 def plan(
@@ -53,6 +54,7 @@ def plan(
     polar: str = ACCELERATOR_POLAR,
     state_dtype: OptionalText = "",
     offload: OptionalText = "",
+    stagger: OptionalText = "",
     fit: OptionalText = "",
     reserve: OptionalText = "",
     share: OptionalFloat = None,
@@ -84,6 +86,8 @@ def plan(
         polar: Method for polar factors; the default is the one for accelerators.
         state_dtype: Of momentum, factors and maps between steps: bfloat16 or int8.
         offload: What is kept on the host: factors, or maps for both. Default: nothing.
+        stagger: Whether refreshes take turns, a K-th of the units at each step: on or off. Default:
+            on where several ranks share the work.
         fit: Memory of a rank, such as 80GB or 79.5GiB: find the first settings that fit into it.
         reserve: With --fit: memory to leave free for activations and everything else that is not
             counted. Default: a quarter of --fit.
@@ -118,6 +122,8 @@ def plan(
         raise unknown_name("state dtype", state_dtype, STATE_DTYPES)
     if offload not in ("", *OFFLOADS):
         raise unknown_name("part of the state", offload, OFFLOADS)
+    if stagger not in TURNS:
+        raise unknown_name("value of --stagger", stagger, [name for name in TURNS if name])
     bounds = _bounds(fit, reserve, share)
     if bool(name) == bool(model):
         raise LabError(
@@ -138,6 +144,7 @@ def plan(
         polar=polar,
         state_dtype=state_dtype or None,
         offload=offload or None,
+        stagger=TURNS[stagger],
     )
     if bounds is not None:
         _fit(fit_methods(planned, ranks_used, optimizers, bounds, given), json)

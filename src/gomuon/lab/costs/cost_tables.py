@@ -44,6 +44,17 @@ def share(value: Spread | None, whole: float) -> str:
     return f"{percent:.0f} %" if percent >= 10 else f"{percent:.2g} %"
 
 
+def interval(estimate: CostEstimate) -> str:
+    """K, and whether layers take turns."""
+    every = str(estimate.refresh_every or ABSENT)
+    return f"{every}, in turns" if takes_turns(estimate) else every
+
+
+def takes_turns(estimate: CostEstimate) -> bool:
+    """Whether refreshes are staggered and there is more than one step to do so."""
+    return estimate.staggered and (estimate.refresh_every or 1) > 1
+
+
 def cost_rows(comparison: CostComparison) -> list[tuple[str, ...]]:
     """Rows of the table of methods: a quantity, then one cell per method."""
     methods: Sequence[CostEstimate] = comparison.methods
@@ -51,7 +62,7 @@ def cost_rows(comparison: CostComparison) -> list[tuple[str, ...]]:
     first = ("work, first step", *(most(f.first, "FLOP") for f in methods))
     offloaded = ("state on the host, most", *(most(f.offloaded, "B") for f in methods))
     return [
-        ("refresh every K", *(str(f.refresh_every or ABSENT) for f in methods)),
+        ("refresh every K", *(interval(f) for f in methods)),
         ("state, most", *(most(f.state, "B") for f in methods)),
         ("state, mean", *(mean(f.state, "B") for f in methods)),
         *([offloaded] if any(f.offloaded.largest for f in methods) else []),
@@ -100,6 +111,11 @@ def notes(comparison: CostComparison) -> list[str]:
     if comparison.mesh.ranks > 1:
         sent = human(comparison.wrapper, "B")
         lines.append(f"DDP or FSDP2 itself also sends {sent} from each rank in a step.")
+    if any(map(takes_turns, comparison.methods)):
+        lines.append(
+            "In turns: a K-th of the units refreshes at each step (stagger); a refresh step is the "
+            "busiest of the K."
+        )
     if comparison.replicate:
         lines.append("Every rank computes everything; only captured sums are exchanged.")
     if not comparison.shares:

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import lcm
 from typing import Any
 
 from torch import nn
 
-from gomuon.distributed.assignment import Unit, imbalance, load_per_rank, owners_of
+from gomuon.distributed.assignment import Unit, imbalance, load_per_rank
 from gomuon.distributed.stream_layout import BUCKET
-from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers, units_of
+from gomuon.lab.costs.division import Division, divide
+from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers
 from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
 from gomuon.lab.costs.state_bytes import state_bytes
-from gomuon.lab.costs.traffic import Mesh, held_elements, replicated_bytes, step_bytes, step_memory
+from gomuon.lab.costs.traffic import (
+    Mesh,
+    held_elements,
+    moment_bytes,
+    replicated_bytes,
+    step_bytes,
+    step_memory,
+)
 from gomuon.lab.costs.unit_costs import (
     adamw_bytes,
     layers_work,
@@ -23,9 +32,11 @@ from gomuon.lab.costs.unit_costs import (
 )
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers
-from gomuon.parameters.side_forms import captured_maps
+from gomuon.parameters.units import as_phase
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.work import Work, flops
+
+Turns = frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -49,15 +60,34 @@ class Spread:
 
 
 @dataclass(frozen=True)
+class StepCost:
+    """The costs of one step, per rank.
+
+    Attributes:
+        refreshes: whether it renews maps.
+        work: FLOPs.
+        sent: bytes.
+        held: most bytes of captured sums on a rank at one time.
+    """
+
+    refreshes: bool
+    work: Spread
+    sent: Spread
+    held: int
+
+
+@dataclass(frozen=True)
 class CostEstimate:
     """The costs of one method, per rank unless said otherwise; None if there is no such step.
 
-    A reuse step uses the cached geometry, a refresh step computes it anew. Muon has only reuse
-    steps, and a method with K = 1 has only refresh steps.
+    A reuse step uses the cached geometry, a refresh step computes it anew, or a part of it if
+    refreshes are staggered; its costs are those of the busiest one. Muon has only reuse steps, and
+    a method with K = 1 has only refresh steps.
 
     Attributes:
         method: the name on the command line.
         refresh_every: K; None for a method without refreshes.
+        staggered: whether a K-th of the units refreshes at each step.
         state: bytes of optimizer state, without what is offloaded.
         offloaded: bytes of optimizer state on the host.
         moments: bytes of the captured sums of all layers.
@@ -67,15 +97,17 @@ class CostEstimate:
         reuse: FLOPs of a reuse step.
         refresh: FLOPs of a refresh step.
         amortised: FLOPs of a step, averaged over K steps.
-        first: FLOPs of the first step, if it is unlike all others.
+        first: FLOPs of the first step, or of the busiest of the first K, if unlike all others.
         sent_reuse: bytes sent on a reuse step.
         sent_refresh: bytes sent on a refresh step.
         imbalance: largest amortised FLOPs of a rank, divided by the mean.
         owned: units and their owners, in the model's order; empty if work is replicated.
+        cycle: the steps whose number leaves 0, 1, … if divided by the length of the cycle.
     """
 
     method: str
     refresh_every: int | None
+    staggered: bool
     state: Spread
     offloaded: Spread
     moments: int
@@ -89,6 +121,7 @@ class CostEstimate:
     sent_refresh: Spread | None
     imbalance: float
     owned: tuple[tuple[Unit, int], ...]
+    cycle: tuple[StepCost, ...]
 
 
 def estimate_cost(
@@ -107,79 +140,101 @@ def estimate_cost(
     settings = {**recipe.defaults, **entry.options}
     settings.update({key: value for key, value in changes.items() if key in settings})
     found = _layers(entry, planned, settings)
-    readers = units_of(found.layers)
-    units, owners = _apart(readers, _owners(found.layers, recipe, settings, ranks.mesh.ranks))
+    alone = ranks.replicate or ranks.mesh.ranks == 1
+    staggered = recipe.has_geometry and _staggers(settings, alone=alone)
+    divided = divide(
+        found.layers, recipe, settings, 1 if alone else ranks.mesh.ranks, staggered=staggered
+    )
+    units, owners = divided.units, divided.owners
     every = _interval(recipe.clock.maps, settings)
     statistics_every = _interval(recipe.clock.statistics, settings)
 
     steps = _flops_of(units, lambda unit: layers_work(unit, work.step))
     grams = _flops_of(units, lambda unit: layers_work(unit, work.observe))
     maps = _flops_of(units, lambda unit: renewal_work(unit, work))
-    moments = sum(flops(moment_work(unit, planned.passes)) for unit in readers)
+    first_maps = _flops_of(units, lambda unit: renewal_work(unit, work, first=True))
     amortised = [
         step + gram / statistics_every + renewed / every
         for step, gram, renewed in zip(steps, grams, maps, strict=True)
     ]
     owned = [_unit(unit, cost) for unit, cost in zip(units, amortised, strict=True)]
+    narrow, wide = _sizes(planned.model)
+    groups = len({layer.group for layer in found.layers})
+    reads_weights = recipe.geometry.reads_weights or bool(settings.get("geometry_decay"))
+    sizes = {
+        "gradient_size": narrow,
+        "weight_size": narrow if reads_weights else 0,
+        "working_size": wide,
+    }
+    coupled = settings.get("kl_clip") is not None
+    always = (
+        []
+        if ranks.replicate
+        else step_bytes(
+            owned, owners, ranks.mesh, refresh=False, groups=groups, coupled=coupled, **sizes
+        )
+    )
 
     def over_ranks(costs: Sequence[float]) -> list[float]:
         if ranks.replicate:
             return [sum(costs)] * ranks.mesh.ranks
         return load_per_rank(costs, owners, ranks.mesh.ranks)
 
-    # Statistics may be updated between refreshes: Shampoo and K-FAC do it at every step.
-    going_on = statistics_every < every
-    steady = [a + b * going_on for a, b in zip(steps, grams, strict=True)]
-    renewing = [a + b + c for a, b, c in zip(steps, grams, maps, strict=True)]
-    renews = recipe.has_geometry
-    reuses = every > 1 or not renews
-    first_maps = _flops_of(units, lambda unit: renewal_work(unit, work, first=True))
-    first: list[float] | None = None
-    if work.first is not None:
-        begins = work.first
-        first = over_ranks(_flops_of(units, lambda unit: layers_work(unit, begins)))
-    elif first_maps != maps:
-        added = zip(steps, grams, first_maps, strict=True)
-        first = [x + moments for x in over_ranks([sum(parts) for parts in added])]
+    def work_of(observed: Turns, renewed: Turns, renewal: Sequence[float]) -> Spread:
+        """Of a step that observes and renews the units with these turns."""
+        own = [
+            step + gram * (turn in observed) + new * (turn in renewed)
+            for step, gram, new, turn in zip(steps, grams, renewal, divided.turns, strict=True)
+        ]
+        inputs = map(divided.layers_of, divided.captured_together(observed))
+        moments = sum(flops(moment_work(unit, planned.passes)) for unit in inputs)
+        return Spread.of([x + moments for x in over_ranks(own)])
 
-    narrow, wide = _sizes(planned.model)
-    groups = len({layer.group for layer in found.layers})
-    reads_weights = recipe.geometry.reads_weights or bool(settings.get("geometry_decay"))
-
-    def sent(refresh: bool) -> Spread:
+    def sent(observed: Turns) -> Spread:
+        due = [i for i, turn in enumerate(divided.turns) if turn in observed]
+        of_due = [owned[i] for i in due]
         if ranks.replicate:
             return Spread.of(
                 replicated_bytes(
-                    owned, ranks.mesh, refresh=refresh, moment_size=wide, groups=groups
+                    of_due, ranks.mesh, refresh=bool(due), moment_size=wide, groups=groups
                 )
             )
-        return Spread.of(
-            step_bytes(
-                owned,
-                owners,
-                ranks.mesh,
-                refresh=refresh,
-                groups=groups,
-                coupled=settings.get("kl_clip") is not None,
-                gradient_size=narrow,
-                weight_size=narrow if reads_weights else 0,
-                working_size=wide,
-            )
-        )
+        if not due:
+            return Spread.of(always)
+        moments = moment_bytes(of_due, [owners[i] for i in due], ranks.mesh.ranks, wide)
+        return Spread.of([a + b for a, b in zip(always, moments, strict=True)])
+
+    def held(observed: Turns) -> int:
+        readers = divided.captured_together(observed)
+        if alone:
+            return wide * sum(_elements(divided.layers_of(unit)) for unit in readers)
+        return _held(readers, divided, owned, wide, ranks.mesh.ranks)
+
+    phases = {turn: as_phase(turn, every) if staggered else 0.0 for turn in divided.turns}
+    due = [_due(recipe, settings, phases, step) for step in range(lcm(every, statistics_every))]
+    known = {
+        both: StepCost(bool(both[1]), work_of(*both, maps), sent(both[0]), held(both[0]))
+        for both in dict.fromkeys(due)
+    }
+    cycle = tuple(known[both] for both in due)
+    reuses = [step for step in known.values() if not step.refreshes]
+    refreshes = [step for step in known.values() if step.refreshes]
+
+    first: Spread | None = None
+    if work.first is not None:
+        begins = work.first
+        first = Spread.of(over_ranks(_flops_of(units, lambda unit: layers_work(unit, begins))))
+    elif first_maps != maps:
+        first = _busiest([work_of(*both, first_maps) for both in dict.fromkeys(due)])
 
     messages = [0] * ranks.mesh.ranks
-    if not ranks.replicate and ranks.mesh.ranks > 1:
-        messages = step_memory(
-            owned,
-            owners,
-            ranks.mesh,
-            gradient_size=narrow,
-            weight_size=narrow if reads_weights else 0,
-            working_size=wide,
-        )
+    if not alone:
+        messages = step_memory(owned, owners, ranks.mesh, **sizes)
+    every_input = divided.captured_together(frozenset(divided.turns))
+    moments = sum(
+        flops(moment_work(divided.layers_of(unit), planned.passes)) for unit in every_input
+    )
     carried = over_ranks(amortised)
-    sums = wide * sum(_elements(unit) for unit in readers)
-    alone = ranks.replicate or ranks.mesh.ranks == 1
     working = DTYPES["float64"] if wide == 8 else DTYPES["float32"]
     kept = [state_bytes(unit, recipe, work, working) for unit in units]
     matrices = over_ranks([float(one.device) for one in kept])
@@ -187,21 +242,46 @@ def estimate_cost(
     state = [a + b for a, b in zip(matrices, others, strict=True)]
     return CostEstimate(
         method=name,
-        refresh_every=every if renews else None,
+        refresh_every=every if recipe.has_geometry else None,
+        staggered=staggered,
         state=Spread.of(state),
         offloaded=Spread.of(over_ranks([float(one.host) for one in kept])),
-        moments=sums,
-        held=sums if alone else _held(readers, owned, owners, wide, ranks.mesh.ranks),
+        moments=wide * sum(_elements(divided.layers_of(unit)) for unit in every_input),
+        held=max(step.held for step in cycle),
         messages=Spread.of(messages),
-        reuse=Spread.of([x + moments * going_on for x in over_ranks(steady)]) if reuses else None,
-        refresh=Spread.of([x + moments for x in over_ranks(renewing)]) if renews else None,
+        reuse=_busiest([step.work for step in reuses]),
+        refresh=_busiest([step.work for step in refreshes]),
         amortised=Spread.of([x + moments / statistics_every for x in carried]),
-        first=None if first is None else Spread.of(first),
-        sent_reuse=sent(going_on) if reuses else None,
-        sent_refresh=sent(True) if renews else None,
+        first=first,
+        sent_reuse=_busiest([step.sent for step in reuses]),
+        sent_refresh=_busiest([step.sent for step in refreshes]),
         imbalance=imbalance(carried),
         owned=() if ranks.replicate else tuple(zip(owned, owners, strict=True)),
+        cycle=cycle,
     )
+
+
+def _staggers(settings: Mapping[str, Any], *, alone: bool) -> bool:
+    """Whether layers take turns, as `TeamFinder.staggers` decides it."""
+    given = settings.get("stagger", False)
+    return not alone if given == "auto" else bool(given)
+
+
+def _due(
+    recipe: Recipe, settings: Mapping[str, Any], phases: Mapping[int, float], step: int
+) -> tuple[Turns, Turns]:
+    """The turns that a step observes, and those that it renews, given the phase of each."""
+    if not recipe.has_geometry:
+        return Turns(), Turns()
+    group, clock = {**settings, "step": step}, recipe.clock
+    return (
+        Turns(turn for turn, phase in phases.items() if clock.observes(group, phase)),
+        Turns(turn for turn, phase in phases.items() if clock.renews(group, phase)),
+    )
+
+
+def _busiest(steps: Sequence[Spread]) -> Spread | None:
+    return max(steps, key=lambda step: step.largest, default=None)
 
 
 def _interval(setting: str | None, settings: Mapping[str, Any]) -> int:
@@ -223,6 +303,7 @@ def _elementwise(name: str, planned: PlannedModel, ranks: RankLayout) -> CostEst
     return CostEstimate(
         name,
         None,
+        False,
         Spread.of(state),
         nothing,
         0,
@@ -236,6 +317,7 @@ def _elementwise(name: str, planned: PlannedModel, ranks: RankLayout) -> CostEst
         None,
         1.0,
         (),
+        (StepCost(False, nothing, nothing, 0),),
     )
 
 
@@ -249,61 +331,33 @@ def _layers(
         raise LabError(f"the costs of {planned.name!r} cannot be estimated: {error}") from error
 
 
-def _owners(
-    layers: Sequence[MatrixLayer], recipe: Recipe, settings: Mapping[str, Any], ranks: int
-) -> dict[str, int]:
-    """The owner of every layer by name, group by group, as the optimizer chooses them."""
-    owners: dict[str, int] = {}
-    captured = recipe.geometry.captured_sides(settings)
-    for group in dict.fromkeys(layer.group for layer in layers):
-        own = [layer for layer in layers if layer.group == group]
-        names = [layer.name for layer in own]
-        chosen = owners_of(
-            names,
-            [(x.matrices.count, x.matrices.m, x.matrices.n) for x in own],
-            settings.get("refresh_every"),
-            ranks,
-            together=recipe.geometry.reads_weights or any(captured),
-            maps=[_map_sizes(layer, captured) for layer in own] if any(captured) else None,
-            group=group,
-        )
-        owners.update(zip(names, chosen, strict=True))
-    return owners
-
-
-def _map_sizes(layer: MatrixLayer, captured: tuple[bool, bool]) -> list[tuple[int, int]]:
-    left, right = layer.factors
-    return captured_maps((left.form, right.form), captured)
-
-
-def _apart(
-    readers: Sequence[Sequence[MatrixLayer]], owners: Mapping[str, int]
-) -> tuple[list[list[MatrixLayer]], list[int]]:
-    """Units of layers that read one input and have one owner, with their owners."""
-    units: dict[tuple[int, int], list[MatrixLayer]] = {}
-    for index, unit in enumerate(readers):
-        for layer in unit:
-            units.setdefault((index, owners[layer.name]), []).append(layer)
-    return list(units.values()), [owner for _, owner in units]
-
-
 def _elements(unit: Sequence[MatrixLayer]) -> int:
     return sum(sums.elements for sums, _ in moments_of(unit))
 
 
 def _held(
-    readers: Sequence[Sequence[MatrixLayer]],
+    readers: Sequence[Sequence[int]],
+    divided: Division,
     owned: Sequence[Unit],
-    owners: Sequence[int],
     size: int,
     ranks: int,
 ) -> int:
-    """Most bytes of sums on a rank that sends each unit when it is complete, or a small bucket."""
-    packed = [size * sum(sums.sent for sums, _ in moments_of(unit)) for unit in readers]
-    whole = [size * _elements(unit) for unit in readers]
+    """Most bytes of sums on a rank that sends each unit when it is complete, or a small bucket.
+
+    Args:
+        readers: the units whose sums are captured in a step, by the input that they read.
+        divided: all units.
+        owned: the same with the numbers that are sent for them.
+        size: bytes of a number.
+        ranks: the number of ranks.
+    """
+    packed = [size * sum(sum(owned[i].moments) for i in unit) for unit in readers]
+    whole = [size * _elements(divided.layers_of(unit)) for unit in readers]
     at_once = max((a + b for a, b in zip(whole, packed, strict=True)), default=0)
     sending = min(max(at_once, 3 * BUCKET), sum(whole) + sum(packed))  # a bucket, as a message too
-    received = load_per_rank([float(size * sum(unit.moments)) for unit in owned], owners, ranks)
+    due = [i for unit in readers for i in unit]
+    sums = [float(size * sum(owned[i].moments)) for i in due]
+    received = load_per_rank(sums, [divided.owners[i] for i in due], ranks)
     return sending + round(max(received))
 
 

@@ -9,14 +9,15 @@ from pathlib import Path
 from rich.console import Console
 
 from gomuon.lab.costs import planned_model
-from gomuon.lab.costs.comparison import compare_costs, given_settings
-from gomuon.lab.costs.cost_tables import cost_rows, heading, notes
+from gomuon.lab.costs.comparison import CostComparison, compare_costs, given_settings
+from gomuon.lab.costs.cost_tables import cost_rows, heading, human, notes
 from gomuon.lab.costs.estimate import RankLayout
-from gomuon.lab.costs.fit_tables import print_fitting
+from gomuon.lab.costs.fit_tables import percent, print_fitting, shown_settings
 from gomuon.lab.costs.fitting import Bounds, fit_methods
 from gomuon.lab.costs.sizes import parse_bytes
 from gomuon.lab.costs.traffic import Mesh
 from gomuon.lab.errors import LabError
+from gomuon.lab.experiments import optimizers
 from gomuon.lab.experiments.optimizers import title
 from gomuon.lab.files import write_text
 from gomuon.lab.report.markdown import table_row
@@ -31,6 +32,16 @@ FITS_SHOWN = (
     ("llama-70b", Mesh(replicas=8, shards=64), "go-muon,muon,shampoo,kfac", "80GB", "20GB"),
     ("llama-7b", Mesh(shards=8), "go-muon,muon,soap", "24GB", "6GB"),
 )
+LARGE_BEGIN = "<!-- large models: made by make docs -->"
+LARGE_END = "<!-- end of large models -->"
+# Model, mesh, and the most bytes of captured sums that a rank may hold at one time, in bfloat16.
+LARGE_SHOWN = (
+    ("llama-7b", Mesh(shards=64), 10**9),
+    ("llama-70b", Mesh(replicas=8, shards=64), 2 * 10**9),
+)
+LARGEST_SHARE = 0.08  # of the model's work, amortised
+# The defaults that make it so; their values come from the method itself.
+NAMED = ("refresh_every", "stagger", "block_size", "rows", "alpha", "state_dtype", "offload")
 WIDTH = 100  # columns of a terminal's output on the page
 # Model, mesh and dtype.
 SHOWN = (
@@ -55,6 +66,7 @@ def write(path: Path) -> None:
 def renewed(text: str, name: str = "the page") -> str:
     """The page with new tables and answers."""
     text = _replaced(text, (BEGIN, END), block, name)
+    text = _replaced(text, (LARGE_BEGIN, LARGE_END), large_models, name)
     return _replaced(text, (FITS_BEGIN, FITS_END), fits, name)
 
 
@@ -85,6 +97,40 @@ def _answer(name: str, mesh: Mesh, methods: str, memory: str, reserve: str) -> s
     )
     lines = [line.rstrip() for line in [command, *written.getvalue().splitlines()]]
     return "\n".join(["```", *(line for line in lines if line), "```"])
+
+
+def large_models() -> str:
+    """What Go-MUON's defaults need on large models, beside what it may be."""
+    heads = ["", "captured sums, at one time", "sent, busiest step", "work, amortised", "busiest"]
+    rows = [heads, ["---", *["---:"] * (len(heads) - 1)], *map(large_model, LARGE_SHOWN)]
+    entry = optimizers.find("go-muon")
+    assert entry is not None
+    settings = shown_settings({name: entry.recipe.defaults[name] for name in NAMED})
+    return "\n".join([f"`GoMuon(model, {settings})`, the defaults:", "", *map(table_row, rows)])
+
+
+def large_model(shown: tuple[str, Mesh, int]) -> list[str]:
+    """One row of this table."""
+    name, mesh, sums = shown
+    found = compare_large(name, mesh)
+    (cost,) = found.methods
+    assert cost.refresh is not None
+    assert cost.sent_refresh is not None
+    work, busiest = (
+        percent(steps.largest / found.model_flops) for steps in (cost.amortised, cost.refresh)
+    )
+    return [
+        f"{name}, {mesh.ranks} ranks, {found.dtype}",
+        f"{human(cost.held, 'B')} (≤ {human(sums, 'B')})",
+        f"{human(cost.sent_refresh.largest, 'B')} (≤ {human(found.wrapper, 'B')}, FSDP2's own)",
+        f"{work} (≤ {percent(LARGEST_SHARE)})",
+        busiest,
+    ]
+
+
+def compare_large(name: str, mesh: Mesh) -> CostComparison:
+    planned = planned_model.published_model(name, None, "bfloat16")
+    return compare_costs(planned, RankLayout(mesh), "go-muon")
 
 
 def block() -> str:

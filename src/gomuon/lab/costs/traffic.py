@@ -14,7 +14,7 @@ tests hold these figures to what goes through a process group.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gomuon.distributed.assignment import Unit
+from gomuon.distributed.assignment import Unit, load_per_rank
 from gomuon.distributed.shards import shard_rows
 
 WIDE = 8  # bytes of a float64
@@ -100,10 +100,7 @@ def step_bytes(
         working_size: bytes of an element of a moment or a step: float32, or float64 for float64.
         coupled: whether trust sums over the group, as K-FAC's does.
     """
-    small = status_bytes(mesh.ranks, groups, coupled)
-    if refresh and any(unit.moments for unit in units):
-        small += STREAM_NUMBERS * WIDE * (mesh.ranks - 1)
-    sent = [small] * mesh.ranks
+    sent = [status_bytes(mesh.ranks, groups, coupled)] * mesh.ranks
     for unit, owner in zip(units, owners, strict=True):
         held = held_elements(unit.tensors, mesh.shards)
         replica = owner // mesh.shards
@@ -115,9 +112,18 @@ def step_bytes(
             # With one shard the owner's gradient is whole already.
             if mesh.shards > 1 and rank // mesh.shards == replica:
                 sent[rank] += rows * (gradient_size + weight_size)
-            if refresh:
-                sent[rank] += moment_message(unit, working_size)
-    return sent
+    moments = moment_bytes(units, owners, mesh.ranks, working_size) if refresh else [0] * len(sent)
+    return [a + b for a, b in zip(sent, moments, strict=True)]
+
+
+def moment_bytes(
+    units: Sequence[Unit], owners: Sequence[int], ranks: int, moment_size: int
+) -> list[int]:
+    """Bytes each rank sends in a step in which the captured moments of these units travel."""
+    captured = any(unit.moments for unit in units)
+    own = load_per_rank([moment_message(unit, moment_size) for unit in units], owners, ranks)
+    small = STREAM_NUMBERS * WIDE * (ranks - 1) if captured else 0
+    return [small + round(sum(own) - kept) for kept in own]
 
 
 def step_memory(
