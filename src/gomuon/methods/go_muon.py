@@ -117,6 +117,7 @@ class GoMuonSettings(Common, total=False):
     graft: str | None
     state_dtype: StateDtype | None
     offload: Offload
+    sums_dtype: Literal["bfloat16"] | None
 
 
 @register
@@ -194,6 +195,8 @@ class GoMuon(MatrixOptimizer):
         offload: True keeps factors on the CPU between refreshes, if the parameters are on an
             accelerator; a step that does not refresh moves nothing. "maps" keeps maps there too
             and moves them to the accelerator in every step. On the CPU it changes nothing.
+        sums_dtype: "bfloat16": captured sums travel between ranks in bfloat16, half of the bytes,
+            and are added up in float32. None: as they are computed. It needs owners, see `work`.
 
         adamw: lr, betas, eps and weight_decay for the other parameters. Defaults: lr 3e-3, betas
             (.9, .95), eps 1e-8, weight_decay 0.

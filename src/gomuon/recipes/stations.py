@@ -202,6 +202,8 @@ def rate(default: float) -> dict[str, Setting]:
 
 
 STATE: Settings = {"state_dtype": Setting(None, one_of("bfloat16", "int8", None))}
+# How captured sums travel between ranks; None: as they are computed.
+SUMS: Settings = {"sums_dtype": Setting(None, one_of("bfloat16", None))}
 OFFLOAD: Settings = {"offload": Setting(False, one_of(False, True, "maps"))}
 MOMENTUM: Settings = {
     "momentum": Setting(0.95, DECAY),
@@ -221,6 +223,7 @@ CAPTURE: Settings = {
     "max_side": Setting(None, optional(INTERVAL)),
     "long_sides": Setting("identity", one_of("identity", "diagonal")),
     **OFFLOAD,
+    **SUMS,
 }
 ROOTS: Settings = {"roots": Setting("auto", ROOT_METHOD)}
 CURVATURE: Settings = {

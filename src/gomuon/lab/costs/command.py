@@ -32,6 +32,7 @@ from gomuon.parameters.keeping import StateDtype
 
 STATE_DTYPES = list(get_args(StateDtype))
 OFFLOADS = ["factors", "maps"]
+SUMS_DTYPES = ["bfloat16"]
 
 
 def plan(
@@ -53,6 +54,7 @@ def plan(
     polar: str = ACCELERATOR_POLAR,
     state_dtype: OptionalText = "",
     offload: OptionalText = "",
+    sums_dtype: OptionalText = "",
     fit: OptionalText = "",
     reserve: OptionalText = "",
     share: OptionalFloat = None,
@@ -84,6 +86,8 @@ def plan(
         polar: Method for polar factors; the default is the one for accelerators.
         state_dtype: Of momentum, factors and maps between steps: bfloat16 or int8.
         offload: What is kept on the host: factors, or maps for both. Default: nothing.
+        sums_dtype: In which captured sums travel between ranks: bfloat16. Default: float32 or
+            wider, as they are computed.
         fit: Memory of a rank, such as 80GB or 79.5GiB: find the first settings that fit into it.
         reserve: With --fit: memory to leave free for activations and everything else that is not
             counted. Default: a quarter of --fit.
@@ -118,6 +122,10 @@ def plan(
         raise unknown_name("state dtype", state_dtype, STATE_DTYPES)
     if offload not in ("", *OFFLOADS):
         raise unknown_name("part of the state", offload, OFFLOADS)
+    if sums_dtype not in ("", *SUMS_DTYPES):
+        raise unknown_name("dtype for sums", sums_dtype, SUMS_DTYPES)
+    if replicate and sums_dtype:
+        raise LabError(f"--sums-dtype {sums_dtype} needs owners, so not --replicate")
     bounds = _bounds(fit, reserve, share)
     if bool(name) == bool(model):
         raise LabError(
@@ -138,6 +146,7 @@ def plan(
         polar=polar,
         state_dtype=state_dtype or None,
         offload=offload or None,
+        sums_dtype=sums_dtype or None,
     )
     if bounds is not None:
         _fit(fit_methods(planned, ranks_used, optimizers, bounds, given), json)

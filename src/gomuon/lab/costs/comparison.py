@@ -77,6 +77,7 @@ def given_settings(
     polar: str = ACCELERATOR_POLAR,
     state_dtype: str | None = None,
     offload: str | None = None,
+    sums_dtype: str | None = None,
 ) -> dict[str, Any]:
     """The settings that a user gave, for methods that have them; None means the method's own."""
     changes: dict[str, Any] = {
@@ -86,6 +87,7 @@ def given_settings(
         "polar": polar,
         "state_dtype": state_dtype,
         "offload": {"factors": True}.get(offload or "", offload),
+        "sums_dtype": sums_dtype,
     }
     return {name: value for name, value in changes.items() if value is not None}
 

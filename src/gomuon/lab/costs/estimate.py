@@ -9,11 +9,19 @@ from typing import Any
 from torch import nn
 
 from gomuon.distributed.assignment import Unit, imbalance, load_per_rank, owners_of
+from gomuon.distributed.narrow_sums import OWNER_ADDS
 from gomuon.distributed.stream_layout import BUCKET
 from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers, units_of
 from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
 from gomuon.lab.costs.state_bytes import state_bytes
-from gomuon.lab.costs.traffic import Mesh, held_elements, replicated_bytes, step_bytes, step_memory
+from gomuon.lab.costs.traffic import (
+    Mesh,
+    held_elements,
+    replicated_bytes,
+    step_bytes,
+    step_memory,
+    sums_in_messages,
+)
 from gomuon.lab.costs.unit_costs import (
     adamw_bytes,
     layers_work,
@@ -60,7 +68,7 @@ class CostEstimate:
         refresh_every: K; None for a method without refreshes.
         state: bytes of optimizer state, without what is offloaded.
         offloaded: bytes of optimizer state on the host.
-        moments: bytes of the captured sums of all layers.
+        moments: bytes of the captured sums of all layers, as they are computed.
         held: most bytes of captured sums on a rank at one time. With owners, sums are sent in the
             backward pass: a unit, its message, and the sums this rank receives as an owner.
         messages: bytes held while steps are sent: buffers, and what an owner has collected.
@@ -143,6 +151,7 @@ def estimate_cost(
         first = [x + moments for x in over_ranks([sum(parts) for parts in added])]
 
     narrow, wide = _sizes(planned.model)
+    travels = 2 if settings.get("sums_dtype") == "bfloat16" else wide
     groups = len({layer.group for layer in found.layers})
     reads_weights = recipe.geometry.reads_weights or bool(settings.get("geometry_decay"))
 
@@ -164,6 +173,7 @@ def estimate_cost(
                 gradient_size=narrow,
                 weight_size=narrow if reads_weights else 0,
                 working_size=wide,
+                sums_size=travels,
             )
         )
 
@@ -191,7 +201,7 @@ def estimate_cost(
         state=Spread.of(state),
         offloaded=Spread.of(over_ranks([float(one.host) for one in kept])),
         moments=sums,
-        held=sums if alone else _held(readers, owned, owners, wide, ranks.mesh.ranks),
+        held=sums if alone else _held(readers, owned, owners, wide, travels, ranks.mesh.ranks),
         messages=Spread.of(messages),
         reuse=Spread.of([x + moments * going_on for x in over_ranks(steady)]) if reuses else None,
         refresh=Spread.of([x + moments for x in over_ranks(renewing)]) if renews else None,
@@ -296,15 +306,22 @@ def _held(
     owned: Sequence[Unit],
     owners: Sequence[int],
     size: int,
+    travels: int,
     ranks: int,
 ) -> int:
-    """Most bytes of sums on a rank that sends each unit when it is complete, or a small bucket."""
-    packed = [size * sum(sums.sent for sums, _ in moments_of(unit)) for unit in readers]
+    """Most bytes of sums on a rank that sends each unit when it is complete, or a small bucket.
+
+    `size` are the bytes of a number of a sum, `travels` those on its way.
+    """
+    message = sums_in_messages(ranks, size, travels)
+    packed = [message * sum(sums.sent for sums, _ in moments_of(unit)) for unit in readers]
     whole = [size * _elements(unit) for unit in readers]
     at_once = max((a + b for a, b in zip(whole, packed, strict=True)), default=0)
-    sending = min(max(at_once, 3 * BUCKET), sum(whole) + sum(packed))  # a bucket, as a message too
+    bucket = BUCKET * (2 + message // size)  # the sums, and the message
+    sending = min(max(at_once, bucket), sum(whole) + sum(packed))
     received = load_per_rank([float(size * sum(unit.moments)) for unit in owned], owners, ranks)
-    return sending + round(max(received))
+    slices = size * sum(sum(unit.moments) for unit in owned) // ranks if travels < size else 0
+    return sending + round(max(received)) + (slices if ranks > OWNER_ADDS else 0)
 
 
 def _unit(layers: Sequence[MatrixLayer], cost: float) -> Unit:

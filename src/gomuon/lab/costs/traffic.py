@@ -2,7 +2,8 @@
 
     gradients   every rank of the owner's replica → the owner      its rows, if sharded
     weights     as gradients, for methods that read whole weights
-    moments     every rank → the owner                             in backward, on refresh steps
+    moments     every rank → the owner                             in backward, on refresh steps;
+                                                                   see `sums_message` for bfloat16
     steps       the owner → every rank                             the rows that rank holds
     status      every rank → every rank                            a few numbers, so that all agree
 
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gomuon.distributed.assignment import Unit
+from gomuon.distributed.narrow_sums import OWNER_ADDS, slices
 from gomuon.distributed.shards import shard_rows
 
 WIDE = 8  # bytes of a float64
@@ -75,6 +77,31 @@ def moment_message(unit: Unit, moment_size: int) -> int:
     return sum(unit.moments) * moment_size + len(unit.moments) * COUNTS * WIDE
 
 
+def sums_message(
+    unit: Unit, owner: int, rank: int, ranks: int, moment_size: int, sums_size: int
+) -> int:
+    """Bytes that a rank sends for a unit's sums and counts, if numbers travel in `sums_size` bytes.
+
+    In fewer bytes than those of a sum they go to the ranks that add them up; these send their
+    slices to the owner in full. See `distributed/narrow_sums.py`.
+    """
+    if sums_size == moment_size:
+        return 0 if rank == owner else moment_message(unit, moment_size)
+    sent = 0 if rank == owner else len(unit.moments) * COUNTS * WIDE
+    for numbers in unit.moments:
+        own = slices(numbers, owner, ranks)[rank]
+        sent += (numbers - own) * sums_size
+        sent += own * moment_size if rank != owner else 0
+    return sent
+
+
+def sums_in_messages(ranks: int, moment_size: int, sums_size: int) -> int:
+    """Bytes that a rank holds at most for each number of a message of sums, sent and received."""
+    if sums_size == moment_size:
+        return moment_size
+    return sums_size * (1 + (ranks if ranks <= OWNER_ADDS else 1))
+
+
 def step_bytes(
     units: Sequence[Unit],
     owners: Sequence[int],
@@ -85,6 +112,7 @@ def step_bytes(
     gradient_size: int = 4,
     weight_size: int = 0,
     working_size: int = 4,
+    sums_size: int | None = None,
     coupled: bool = False,
 ) -> list[int]:
     """Bytes each rank sends in one step.
@@ -98,8 +126,10 @@ def step_bytes(
         gradient_size: bytes of an element of a gradient.
         weight_size: bytes of an element of a weight; 0 if the owner needs no whole weights.
         working_size: bytes of an element of a moment or a step: float32, or float64 for float64.
+        sums_size: bytes of an element of a moment on its way; None: of `working_size`.
         coupled: whether trust sums over the group, as K-FAC's does.
     """
+    sums_size = working_size if sums_size is None else sums_size
     small = status_bytes(mesh.ranks, groups, coupled)
     if refresh and any(unit.moments for unit in units):
         small += STREAM_NUMBERS * WIDE * (mesh.ranks - 1)
@@ -108,6 +138,8 @@ def step_bytes(
         held = held_elements(unit.tensors, mesh.shards)
         replica = owner // mesh.shards
         for rank in range(mesh.ranks):
+            if refresh:
+                sent[rank] += sums_message(unit, owner, rank, mesh.ranks, working_size, sums_size)
             if rank == owner:
                 continue
             rows = held[rank % mesh.shards]
@@ -115,8 +147,6 @@ def step_bytes(
             # With one shard the owner's gradient is whole already.
             if mesh.shards > 1 and rank // mesh.shards == replica:
                 sent[rank] += rows * (gradient_size + weight_size)
-            if refresh:
-                sent[rank] += moment_message(unit, working_size)
     return sent
 
 
