@@ -17,12 +17,17 @@ from gomuon.distributed.messages import Exchange, size_of
 from gomuon.distributed.ranks import Ranks
 from gomuon.distributed.sums import Slot
 
-OWNER_ADDS = 4  # up to so many ranks the owner adds up all parts
+OWNER_ADDS = 4
+
+
+def owner_adds(ranks: int) -> bool:
+    """Whether the owner adds up all parts itself."""
+    return ranks <= OWNER_ADDS
 
 
 def slices(numbers: int, owner: int, ranks: int) -> list[int]:
     """How many of a sum's numbers each rank adds up."""
-    if ranks <= OWNER_ADDS:
+    if owner_adds(ranks):
         return [numbers if rank == owner else 0 for rank in range(ranks)]
     each, more = divmod(numbers, ranks)
     return [each + (rank < more) for rank in range(ranks)]

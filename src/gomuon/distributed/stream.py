@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gomuon.capture.model import GroupCapture, ModelCapture
 from gomuon.distributed.messages import explained_failure, size_of
-from gomuon.distributed.narrow_sums import OWNER_ADDS, NarrowMessage, collected
+from gomuon.distributed.narrow_sums import NarrowMessage, collected, owner_adds
 from gomuon.distributed.ranks import Ranks, checksum
 from gomuon.distributed.stream_layout import Bucket, StreamUnit, buckets_of, description, key_of
 from gomuon.distributed.sums import Slot, moments_at_owner, statistics_of
@@ -322,7 +322,7 @@ class SumStream:
     def _statistics(self) -> dict[Tensor, Statistics]:
         """The sums over all ranks of the matrices that this rank owns."""
         slots = _slots_of(self._buckets)
-        if self._ranks.size > OWNER_ADDS:
+        if not owner_adds(self._ranks.size):
             sent = _slots_of(self._buckets[: self.sent])  # the same on all ranks
             narrow = [slot for slot in sent if slot.sent_as is not None]
             if narrow:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from gomuon.distributed.assignment import Unit, imbalance, load_per_rank, owners_of
-from gomuon.distributed.narrow_sums import OWNER_ADDS
+from gomuon.distributed.narrow_sums import owner_adds
 from gomuon.distributed.stream_layout import BUCKET
 from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers, units_of
 from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
@@ -317,11 +317,11 @@ def _held(
     packed = [message * sum(sums.sent for sums, _ in moments_of(unit)) for unit in readers]
     whole = [size * _elements(unit) for unit in readers]
     at_once = max((a + b for a, b in zip(whole, packed, strict=True)), default=0)
-    bucket = BUCKET * (2 + message // size)  # the sums, and the message
+    bucket = 2 * BUCKET + BUCKET * message // size  # the sums, and the message
     sending = min(max(at_once, bucket), sum(whole) + sum(packed))
     received = load_per_rank([float(size * sum(unit.moments)) for unit in owned], owners, ranks)
     slices = size * sum(sum(unit.moments) for unit in owned) // ranks if travels < size else 0
-    return sending + round(max(received)) + (slices if ranks > OWNER_ADDS else 0)
+    return sending + round(max(received)) + (0 if owner_adds(ranks) else slices)
 
 
 def _unit(layers: Sequence[MatrixLayer], cost: float) -> Unit:

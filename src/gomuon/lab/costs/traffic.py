@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gomuon.distributed.assignment import Unit
-from gomuon.distributed.narrow_sums import OWNER_ADDS, slices
+from gomuon.distributed.narrow_sums import owner_adds, slices
 from gomuon.distributed.shards import shard_rows
 
 WIDE = 8  # bytes of a float64
@@ -99,7 +99,7 @@ def sums_in_messages(ranks: int, moment_size: int, sums_size: int) -> int:
     """Bytes that a rank holds at most for each number of a message of sums, sent and received."""
     if sums_size == moment_size:
         return moment_size
-    return sums_size * (1 + (ranks if ranks <= OWNER_ADDS else 1))
+    return sums_size * (1 + (ranks if owner_adds(ranks) else 1))
 
 
 def step_bytes(
