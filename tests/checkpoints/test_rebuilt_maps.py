@@ -49,6 +49,11 @@ def maps_of(state: Any) -> set[str]:
     return {key for entries in state.values() for key in entries if key.endswith("_map")}
 
 
+def number_of(optimizer: MatrixOptimizer, name: str) -> int:
+    """The number of a parameter in a checkpoint."""
+    return [n for group in optimizer.param_groups for n in group["param_names"]].index(name)
+
+
 def size_of(state_dict: dict[str, Any]) -> int:
     tensors = {
         id(value): value.numel() * value.element_size()
@@ -118,9 +123,8 @@ def test_a_map_of_other_settings_is_saved(change: dict[str, Any]) -> None:
 def test_a_map_older_than_its_factor_is_saved() -> None:
     """As after a root that could not be taken: the layer keeps the map it had."""
     model, optimizer = trained("GoMuon", {"input_decay": 0.9})
-    parameter = model.get_parameter("trunk.blocks.0.mlp.down.weight")
-    number = [*model.parameters()].index(parameter)
-    entries = optimizer.state[parameter]
+    name = "trunk.blocks.0.mlp.down.weight"
+    number, entries = number_of(optimizer, name), optimizer.state[model.get_parameter(name)]
     entries[LEFT] = torch.nextafter(entries[LEFT], torch.full((), 9.0))
     state = optimizer.state_dict()["state"]
     assert maps_of({number: state[number]}) == {LEFT}
@@ -142,7 +146,7 @@ def test_a_root_that_cannot_be_taken_is_named() -> None:
     model, optimizer = trained("GoMuon", {"nonfinite": "allow"})
     state = saved(optimizer.state_dict())
     name = "trunk.blocks.0.mlp.down.weight"
-    number = [n for n, _ in model.named_parameters()].index(name)
+    number = number_of(optimizer, name)
     state["state"][number]["left_factor"].fill_(torch.nan)
     other = make("GoMuon", model, nonfinite="allow")
     train(model, other, range(1))
