@@ -25,17 +25,16 @@ def owner_adds(ranks: int) -> bool:
     return ranks <= OWNER_ADDS
 
 
-def slices(numbers: int, owner: int, ranks: int) -> list[int]:
-    """How many of a sum's numbers each rank adds up."""
+def slice_of(rank: int, numbers: int, owner: int, ranks: int) -> int:
+    """How many of a sum's numbers a rank adds up."""
     if owner_adds(ranks):
-        return [numbers if rank == owner else 0 for rank in range(ranks)]
-    each, more = divmod(numbers, ranks)
-    return [each + (rank < more) for rank in range(ranks)]
+        return numbers if rank == owner else 0
+    return numbers // ranks + (rank < numbers % ranks)
 
 
 def _slices(slot: Slot, ranks: Ranks) -> list[int]:
     assert slot.owner is not None
-    return slices(slot.numbers, slot.owner, ranks.size)
+    return [slice_of(rank, slot.numbers, slot.owner, ranks.size) for rank in range(ranks.size)]
 
 
 class NarrowMessage:

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gomuon.distributed.assignment import Unit
-from gomuon.distributed.narrow_sums import owner_adds, slices
+from gomuon.distributed.narrow_sums import owner_adds, slice_of
 from gomuon.distributed.shards import shard_rows
 
 WIDE = 8  # bytes of a float64
@@ -89,7 +89,7 @@ def sums_message(
         return 0 if rank == owner else moment_message(unit, moment_size)
     sent = 0 if rank == owner else len(unit.moments) * COUNTS * WIDE
     for numbers in unit.moments:
-        own = slices(numbers, owner, ranks)[rank]
+        own = slice_of(rank, numbers, owner, ranks)
         sent += (numbers - own) * sums_size
         sent += own * moment_size if rank != owner else 0
     return sent
