@@ -66,8 +66,7 @@ def rebuild_maps(
 ) -> None:
     """Make the maps that a loaded state lacks, in groups with `rebuild_maps`.
 
-    Raises:
-        ValueError: a root cannot be taken of a factor.
+    A factor without a usable root had no map when it was saved, and has none now.
     """
     for index, group in enumerate(groups):
         if not group.get("rebuild_maps"):
@@ -79,13 +78,8 @@ def rebuild_maps(
         }
         for layer in _rebuilt(chosen, state, index, group, layout, recipe):
             for name in chosen[layer.parameter]:
-                if name not in layer.state:
-                    raise ValueError(
-                        f"the checkpoint has no {name} of {layer.name!r}, and it cannot be rebuilt "
-                        f"from its {_FACTORS[name]}; load a checkpoint that was saved with "
-                        "rebuild_maps=False"
-                    )
-                state[layer.parameter][name] = layer.state[name]
+                if name in layer.state:
+                    state[layer.parameter][name] = layer.state[name]
 
 
 def _rebuilt(
