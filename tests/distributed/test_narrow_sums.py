@@ -232,9 +232,9 @@ def test_a_rank_holds_no_more_than_is_planned(up_to: int, tmp_path: Path) -> Non
 
 def refusals(place: Place) -> list[str]:
     said = []
-    for settings in ({"work": "replicated"}, {"work": "shared"}):
+    for work in ("replicated", "shared"):
         model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
-        optimizer = GoMuon(model, sums_dtype="bfloat16", **settings)
+        optimizer = GoMuon(model, sums_dtype="bfloat16", work=work)
         before = [p.detach().clone() for p in model.parameters()]
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
