@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,7 +42,15 @@ class Statistics:
     gradients: Moment | None  # Σ δ δᵀ
 
 
-MomentShapes = tuple[Shape | None, Shape | None]  # of `inputs` and `gradients`; None: not captured
+class MomentShapes(NamedTuple):
+    """Shapes of a layer's moments, None where nothing is captured, and how they travel.
+
+    `sent_as` is the dtype in which ranks send their parts; None: as they are computed.
+    """
+
+    inputs: Shape | None
+    gradients: Shape | None
+    sent_as: torch.dtype | None = None
 
 
 def count_dtype(device: torch.device) -> torch.dtype:

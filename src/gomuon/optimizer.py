@@ -19,6 +19,7 @@ from gomuon.capture.fisher import sampled_label_loss
 from gomuon.capture.hooks import unwrapped
 from gomuon.capture.model import GroupCapture, ModelCapture, remove_hooks
 from gomuon.checkpoints.allocation import allocate, drop_blank
+from gomuon.checkpoints.rebuilt_maps import rebuild_maps, without_rebuilt_maps
 from gomuon.checkpoints.store import Checkpoint, Store, shallow_copy
 from gomuon.distributed.block_state import side_by_side
 from gomuon.distributed.divided_state import GatheredState, drop_others_state, is_only_count
@@ -468,6 +469,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._step.report_unusable()
         self._wait_for_offloaded()
         saved = self._store.saved(super().state_dict())
+        if any(group.get("rebuild_maps") for group in self.param_groups):
+            whole, groups = saved["state"], self.param_groups
+            saved["state"] = without_rebuilt_maps(whole, groups, self._layout, self.recipe)
         if self._layout.shards:
             every = self._all_parameters()
             saved["state"] = side_by_side(saved["state"], every, self._layout.shards)
@@ -496,6 +500,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
             self._state_not_divided = self._teams.may_be_wrapped  # then the next step divides it
             if not self._state_not_divided:
                 self._divide_state(team)
+            rebuild_maps(self.state, self.param_groups, self._layout, self.recipe)
             self._gate()
         except BaseException as failure:
             if self.param_groups is not before[1]:  # restore what was replaced

@@ -48,7 +48,7 @@ def test_units_share_inputs_and_are_in_reverse_order(monkeypatch: pytest.MonkeyP
     # x's sum goes once to the owner of q and k, and once to that of up.
     inputs = [(len(s.parameters), s.owner) for s in units[1].slots if s.side == "inputs"]
     assert inputs == [(2, 0), (1, 1)]
-    assert {owner for owner, _ in buckets[1].messages} == {0, 1}
+    assert {owner for owner, *_ in buckets[1].messages} == {0, 1}
 
 
 def test_without_a_forward_pass_no_inputs_are_shared(monkeypatch: pytest.MonkeyPatch) -> None:

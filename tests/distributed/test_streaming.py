@@ -38,7 +38,7 @@ def settle() -> None:
     """Wait until this rank's messages have been sent, as layers of a real size would."""
     deadline = time.monotonic() + 20
     for watched in WATCHED:
-        works = [message.work for message in watched._messages]
+        works: list[Any] = [*watched._messages]
         works += [] if watched._opening is None else [watched._opening[1]]
         while not all(work.is_completed() for work in works) and time.monotonic() < deadline:
             time.sleep(0.001)

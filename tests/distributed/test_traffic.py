@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from gomuon.distributed import narrow_sums
 from gomuon.lab.costs import planned_model
 from gomuon.lab.costs.estimate import CostEstimate, RankLayout, estimate_cost
 from gomuon.lab.costs.planned_model import PlannedModel
@@ -76,6 +77,7 @@ def small() -> nn.Module:
 
 
 Sent = tuple[str, str, str, dict[str, Any]]  # wrapper, method, work and settings
+NARROW = {"sums_dtype": "bfloat16"}
 CUT = {"block_size": 50, "max_side": 200, "long_sides": "diagonal"}
 
 
@@ -126,6 +128,14 @@ def assert_planned(
     return planned
 
 
+def assert_character_planned(answers: list[list[list[float]]], cases: list[Sent]) -> None:
+    about = planned_model.published_model("character", tokens=None, dtype="float32")
+    planned = assert_planned(answers, cases, about)
+    for (_, method, work, changes), figures in zip(cases, planned, strict=True):
+        captures = method not in ("muon", "muon-qk")
+        assert figures.staggered == (captures and changes.get("stagger", work == "shared"))
+
+
 @pytest.mark.parametrize(
     ("size", "cases"),
     [
@@ -145,19 +155,32 @@ def assert_planned(
                 ("ddp", "go-muon", "replicated", CUT),
                 ("fsdp", "go-muon", "shared", CUT),
                 ("ddp", "kfac", "shared", CUT),
+                ("ddp", "go-muon", "shared", NARROW),
+                ("fsdp", "kfac", "shared", {**CUT, **NARROW}),
             ],
         ),
         (4, [("hybrid", "go-muon", "shared", {}), ("fsdp", "go-muon", "shared", {})]),
+        (4, [("hybrid", "go-muon", "shared", NARROW), ("fsdp", "go-muon", "shared", NARROW)]),
     ],
-    ids=["2", "4"],
+    ids=["2", "4", "4 narrow"],
 )
 def test_bytes_per_step_are_the_plans(size: int, cases: list[Sent], tmp_path: Path) -> None:
-    answers = launch(size, all_cases, tmp_path, cases=cases)
-    about = planned_model.published_model("character", tokens=None, dtype="float32")
-    planned = assert_planned(answers, cases, about)
-    for (_, method, work, changes), figures in zip(cases, planned, strict=True):
-        captures = method not in ("muon", "muon-qk")
-        assert figures.staggered == (captures and changes.get("stagger", work == "shared"))
+    assert_character_planned(launch(size, all_cases, tmp_path, cases=cases), cases)
+
+
+def sliced_cases(place: Place, cases: list[Sent]) -> list[list[float]]:
+    """As on more ranks than those of which an owner adds up all parts."""
+    narrow_sums.OWNER_ADDS = 1
+    return all_cases(place, cases)
+
+
+def test_bytes_of_slices_are_the_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(narrow_sums, "OWNER_ADDS", 1)
+    cases: list[Sent] = [
+        ("ddp", "go-muon", "shared", NARROW),
+        ("fsdp", "go-muon", "shared", {**CUT, **NARROW}),
+    ]
+    assert_character_planned(launch(3, sliced_cases, tmp_path, cases=cases), cases)
 
 
 @pytest.mark.parametrize("size", [2, 4])

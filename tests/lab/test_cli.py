@@ -18,6 +18,7 @@ import gomuon.__main__
 from gomuon.lab import cli
 from gomuon.lab.campaign_commands import jobs_and_threads
 from gomuon.lab.data import corpora
+from gomuon.lab.experiments import catalogue
 from gomuon.lab.results.runs import METRICS, load_run
 from gomuon.lab.running import execution, timing
 from gomuon.lab.running.training import train
@@ -82,6 +83,16 @@ def test_a_truncated_metrics_line_is_named_by_report(
     path = tmp_path / METRICS
     path.write_bytes(path.read_bytes()[:-5])
     assert "metrics.jsonl, line 12: truncated" in refused(["report", str(tmp_path)], capsys)
+
+
+def test_help_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["reproduce", "--help"])
+    said = re.sub(r"[\s│]", "", capsys.readouterr().out)  # names may be broken at the frame
+    names = [*catalogue.EXPERIMENTS, *catalogue.OPEN_QUESTIONS]
+    assert {"preset-gpt", "blocks-ptb", "state-ptb"} <= set(names)
+    assert f"{','.join(catalogue.EXPERIMENTS)},orall" in said
+    assert f"{','.join(catalogue.OPEN_QUESTIONS)}." in said
 
 
 @pytest.mark.parametrize("arguments", ["race --steps many", "reproduce", "dance", "race --nothing"])

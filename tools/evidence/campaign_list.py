@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gomuon.lab.errors import unknown_name
-from gomuon.lab.experiments.cost_plans import FAST_TASKS, SPEED_CORPORA
+from gomuon.lab.experiments.cost_plans import BLOCK_TASKS, FAST_TASKS, SPEED_CORPORA
 
 TASKS = {"ptb": "Penn Treebank", "shakespeare": "Tiny Shakespeare", "grokking": "modular addition"}
 
@@ -34,6 +34,8 @@ CAMPAIGNS: dict[str, ExpectedCampaign] = {
         *(ExpectedCampaign(f"muon-rate-{task}", f"muon-rate-{task}", task) for task in CORPORA),
         ExpectedCampaign("null-space", "null-space", "ptb"),
         *(ExpectedCampaign(f"fast-{task}", f"fast-{task}", task) for task in FAST_TASKS),
+        *(ExpectedCampaign(f"preset-{task}", f"preset-{task}", task) for task in FAST_TASKS),
+        *(ExpectedCampaign(f"blocks-{task}", f"blocks-{task}", task) for task in BLOCK_TASKS),
         *(ExpectedCampaign(f"speed-{task}", f"speed-{task}", task) for task in SPEED_CORPORA),
         ExpectedCampaign("state-ptb", "state-ptb", "ptb"),
     )

@@ -15,7 +15,7 @@ from gomuon.capture.placed import remove_inert_hooks
 from gomuon.capture.shared_inputs import SharedInputs, Term
 from gomuon.capture.tap import moment_of
 from gomuon.functional.linalg import identity_like
-from gomuon.moments import Moment, MomentShapes, Statistics, stacked_counts
+from gomuon.moments import Moment, MomentShapes, Shape, Statistics, stacked_counts
 from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
@@ -66,6 +66,7 @@ class GroupCapture:
     def __init__(self) -> None:
         self.shared = SharedInputs()
         self.placed_for: object = None  # the settings its hooks were placed for
+        self.sent_as: torch.dtype | None = None  # how ranks send its sums; None: as computed
         self._hooks: dict[Tensor, list[LayerHook]] = {}
 
     def __contains__(self, parameter: Tensor) -> bool:
@@ -196,13 +197,13 @@ class GroupCapture:
     def shapes(self) -> dict[Tensor, MomentShapes]:
         """Shapes of the moments to capture in this step, by parameter."""
         return {
-            parameter: self._wanted(hooks[0])
+            parameter: MomentShapes(*self._wanted(hooks[0]), self.sent_as)
             for parameter, hooks in self._hooks.items()
             if hooks[0].open
         }
 
     @staticmethod
-    def _wanted(hook: LayerHook) -> MomentShapes:
+    def _wanted(hook: LayerHook) -> tuple[Shape | None, Shape | None]:
         inputs, gradients = hook.shapes
         return inputs if hook.wants_inputs else None, gradients if hook.wants_gradients else None
 
@@ -312,6 +313,7 @@ class ModelCapture:
         """Place and gate the hooks of an added group."""
         self.place(index, group)
         self.groups[index].shared.deliveries.listener = self._listener
+        self.groups[index].sent_as = _sent_as(group)
         self.groups[index].gate(partial(self._observes, group))
 
     def captures(self, group: Group) -> bool:
@@ -415,6 +417,7 @@ class ModelCapture:
             if self.model is not None and capture.placed_for != self._settings(group):
                 self.place(index, group)
                 changed.append(index)
+            capture.sent_as = _sent_as(group)
             capture.gate(partial(self._observes, group))
         return changed
 
@@ -486,6 +489,10 @@ class ModelCapture:
         remove_hooks(self.groups)
         self.epoch += 1
         self.model = None
+
+
+def _sent_as(group: Group) -> torch.dtype | None:
+    return torch.bfloat16 if group.get("sums_dtype") == "bfloat16" else None
 
 
 def remove_hooks(groups: Iterable[GroupCapture]) -> None:

@@ -38,6 +38,15 @@ class Exchange:
                 self._buffer, self._sent, self._sizes, sizes, group=group, async_op=True
             )
 
+    @property
+    def bytes_held(self) -> int:
+        """Bytes of its buffers."""
+        return self._sent.numel() + self._buffer.numel()
+
+    def is_completed(self) -> bool:
+        """Whether the exchange has ended."""
+        return bool(self._work.is_completed())
+
     def wait(self) -> list["Inbox"]:
         """Wait until the exchange has ended; returns the received bytes, by rank."""
         with explained_failure():

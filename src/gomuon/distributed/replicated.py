@@ -31,7 +31,11 @@ class Replicated(Alone):
     def agree(
         self, check: LocalCheck, method: str, groups: Sequence[Group]
     ) -> tuple[str | None, Captured]:
-        return self.agreement.before_step(check, method, groups)
+        def both() -> tuple[str | None, Captured]:
+            _check_sums_dtype(groups)
+            return check()
+
+        return self.agreement.before_step(both, method, groups)
 
     def compare_again(self) -> None:
         self.agreement.compared = False
@@ -52,6 +56,15 @@ class Replicated(Alone):
 
     def any(self, here: bool) -> bool:
         return any_rank(self.ranks, here)
+
+
+def _check_sums_dtype(groups: Sequence[Group]) -> None:
+    narrow = next((group["sums_dtype"] for group in groups if group.get("sums_dtype")), None)
+    if narrow is not None:
+        raise ValueError(
+            f'sums_dtype={narrow!r} needs owners, which add up what ranks send; use work="shared", '
+            'or sums_dtype=None with work="replicated"'
+        )
 
 
 @contextmanager

@@ -10,7 +10,7 @@ Messages have a process group of their own: those of DDP and FSDP2 are sent at t
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +19,9 @@ from torch import Tensor
 
 from gomuon.capture.model import GroupCapture, ModelCapture
 from gomuon.distributed.messages import explained_failure, size_of
+from gomuon.distributed.narrow_sums import NarrowMessage, collected, owner_adds
 from gomuon.distributed.ranks import Ranks, checksum
-from gomuon.distributed.stream_layout import Bucket, StreamUnit, buckets_of, description
+from gomuon.distributed.stream_layout import Bucket, StreamUnit, buckets_of, description, key_of
 from gomuon.distributed.sums import Slot, moments_at_owner, statistics_of
 from gomuon.distributed.team import Captured, LocalCheck
 from gomuon.functional.triangles import packed, unpacked
@@ -33,11 +34,30 @@ Taken = tuple[list[Moment | None], float, Callable[[], None]]
 
 @dataclass(frozen=True)
 class Message:
-    """Sums of one bucket on their way to one owner."""
+    """Sums of one bucket on their way to one owner, added up on the way."""
 
     slots: list[Slot]
     numbers: Tensor
     work: dist.Work
+    is_owner: bool
+
+    @property
+    def bytes_held(self) -> int:
+        return size_of(self.numbers.shape, self.numbers.dtype)
+
+    def is_completed(self) -> bool:
+        return bool(self.work.is_completed())
+
+    def add_to(self, totals: dict[int, Tensor]) -> None:
+        """Wait, and add what was received on the owner, by the id of the slot."""
+        with explained_failure():
+            self.work.wait()
+        if not self.is_owner:
+            return
+        pieces = self.numbers.split([slot.numbers for slot in self.slots])
+        for slot, piece in zip(self.slots, pieces, strict=True):
+            known = totals.get(id(slot))
+            totals[id(slot)] = piece if known is None else known.add_(piece)
 
 
 class SumStream:
@@ -73,19 +93,19 @@ class SumStream:
         self.received: Mapping[Tensor, Statistics] | None = None  # for this rank's matrices
         self.residue = False
         self._buckets: list[Bucket] = []
-        self._messages: list[Message] = []
+        self._messages: list[Message | NarrowMessage] = []
         self._opening: tuple[list[Tensor], dist.Work] | None = None
         self._agreed: bool | None = None
         self._epoch = self._capture.epoch
         self._divisor = 1.0  # of Σδδᵀ
         self._left: set[int] = set()  # ids of units that must wait for the step
-        self._totals: dict[int, Tensor] = {}  # of own slots, by the slot's id
+        self._totals: dict[int, Tensor] = {}  # of own slots, or slices, by the slot's id
         self._counts: dict[int, Tensor] = {}  # of this rank's parts, by the slot's id
 
     @property
     def bytes_in_flight(self) -> int:
         """Bytes of the messages that have not been finished."""
-        return sum(size_of(m.numbers.shape, m.numbers.dtype) for m in self._messages)
+        return sum(message.bytes_held for message in self._messages)
 
     # ---- in the backward pass --------------------------------------------------------------------
 
@@ -181,31 +201,42 @@ class SumStream:
         bucket = self._buckets[self.sent % len(self._buckets)]
         device = self._ranks.device
         flat = {
-            key: torch.zeros(sum(s.numbers for s in slots), dtype=key[1], device=device)
+            key: torch.zeros(
+                sum(s.numbers for s in slots), dtype=slots[0].travels_as, device=device
+            )
             for key, slots in bucket.messages.items()
         }
         places = dict.fromkeys(flat, 0)
         for unit in bucket.units:
             parts, divisor, release = take(unit)
             for slot, part in zip(unit.slots, parts, strict=True):
-                assert slot.owner is not None
-                key = (slot.owner, slot.dtype)
+                key = key_of(slot)
                 if part is not None:
                     place = flat[key][places[key] : places[key] + slot.numbers]
-                    place.copy_(packed(part.total))
-                    if slot.side == "gradients" and divisor != 1:
-                        place.div_(divisor)
+                    divides = slot.side == "gradients" and divisor != 1
+                    if divides and slot.sent_as is not None:  # rounded once
+                        place.copy_(packed(part.total) / divisor)
+                    else:
+                        place.copy_(packed(part.total))
+                        if divides:
+                            place.div_(divisor)
                     self._count(slot, part)
                 places[key] += slot.numbers
             del parts
             release()
         self.sent += 1
         for key, slots in bucket.messages.items():
-            with explained_failure():
-                root = self._ranks.global_rank(key[0])
-                work = dist.reduce(flat[key], root, group=self._group, async_op=True)
-            self._messages.append(Message(slots, flat[key], work))
+            self._messages.append(self._message(key[0], slots, flat.pop(key)))
         self._finish_messages(wait=False)
+
+    def _message(self, owner: int, slots: list[Slot], numbers: Tensor) -> Message | NarrowMessage:
+        """Start to send numbers."""
+        if slots[0].sent_as is not None:
+            return NarrowMessage(slots, numbers, self._ranks, self._group)
+        with explained_failure():
+            root = self._ranks.global_rank(owner)
+            work = dist.reduce(numbers, root, group=self._group, async_op=True)
+        return Message(slots, numbers, work, owner == self._ranks.rank)
 
     def _count(self, slot: Slot, part: Moment) -> None:
         counts = stacked_counts([part.count, part.uses])
@@ -214,16 +245,8 @@ class SumStream:
 
     def _finish_messages(self, *, wait: bool) -> None:
         """Free what has been sent, and add up what has been received, in order."""
-        while self._messages and (wait or self._messages[0].work.is_completed()):
-            message = self._messages.pop(0)
-            with explained_failure():
-                message.work.wait()
-            if message.slots[0].owner != self._ranks.rank:
-                continue
-            pieces = message.numbers.split([slot.numbers for slot in message.slots])
-            for slot, piece in zip(message.slots, pieces, strict=True):
-                known = self._totals.get(id(slot))
-                self._totals[id(slot)] = piece if known is None else known.add_(piece)
+        while self._messages and (wait or self._messages[0].is_completed()):
+            self._messages.pop(0).add_to(self._totals)
 
     # ---- in the step -----------------------------------------------------------------------------
 
@@ -298,11 +321,21 @@ class SumStream:
 
     def _statistics(self) -> dict[Tensor, Statistics]:
         """The sums over all ranks of the matrices that this rank owns."""
-        slots = [s for bucket in self._buckets for unit in bucket.units for s in unit.slots]
-        totals = [self._totals.get(id(slot)) for slot in slots]
+        slots = _slots_of(self._buckets)
+        if not owner_adds(self._ranks.size):
+            sent = _slots_of(self._buckets[: self.sent])  # the same on all ranks
+            narrow = [slot for slot in sent if slot.sent_as is not None]
+            if narrow:
+                self._totals |= collected(narrow, self._totals, self._ranks)
+        own = self._ranks.rank
+        totals = [self._totals.get(id(s)) if s.owner == own else None for s in slots]
         whole = [
             None if total is None else unpacked(total, slot.shape)
             for slot, total in zip(slots, totals, strict=True)
         ]
         counts = [self._counts.get(id(slot)) for slot in slots]
         return statistics_of(slots, moments_at_owner(slots, whole, counts, self._ranks))
+
+
+def _slots_of(buckets: Sequence[Bucket]) -> list[Slot]:
+    return [slot for bucket in buckets for unit in bucket.units for slot in unit.slots]

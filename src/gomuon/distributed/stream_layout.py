@@ -16,6 +16,8 @@ from gomuon.distributed.sums import SIDES, Slot
 from gomuon.functional.linalg import working_dtype
 from gomuon.moments import Moment, MomentShapes, Statistics
 
+MessageKey = tuple[int, torch.dtype, torch.dtype | None]  # owner, dtype, and how it is sent
+
 BUCKET = 2**20  # bytes of sums in a message; a larger unit is a message by itself
 
 
@@ -52,14 +54,19 @@ class Bucket:
     units: tuple[StreamUnit, ...]
 
     @property
-    def messages(self) -> dict[tuple[int, torch.dtype], list[Slot]]:
-        """The slots of each message, by owner and dtype."""
-        found: dict[tuple[int, torch.dtype], list[Slot]] = {}
+    def messages(self) -> dict[MessageKey, list[Slot]]:
+        """The slots of each message."""
+        found: dict[MessageKey, list[Slot]] = {}
         for unit in self.units:
             for slot in unit.slots:
-                assert slot.owner is not None
-                found.setdefault((slot.owner, slot.dtype), []).append(slot)
+                found.setdefault(key_of(slot), []).append(slot)
         return found
+
+
+def key_of(slot: Slot) -> MessageKey:
+    """What the slots of a message have in common."""
+    assert slot.owner is not None
+    return slot.owner, slot.dtype, slot.sent_as
 
 
 def buckets_of(capture: ModelCapture, owners: Mapping[Tensor, int]) -> list[Bucket]:
@@ -85,12 +92,16 @@ def description(buckets: list[Bucket]) -> list[list[tuple[int, str, int, tuple[i
     """What must be the same on all ranks."""
     return [
         [
-            (len(slot.parameters), slot.side, slot.owner or 0, slot.shape, str(slot.dtype))
+            (len(slot.parameters), slot.side, slot.owner or 0, slot.shape, _dtypes(slot))
             for unit in bucket.units
             for slot in unit.slots
         ]
         for bucket in buckets
     ]
+
+
+def _dtypes(slot: Slot) -> str:
+    return str(slot.dtype) if slot.sent_as is None else f"{slot.dtype} sent as {slot.sent_as}"
 
 
 def _units(index: int, capture: ModelCapture, owners: Mapping[Tensor, int]) -> list[StreamUnit]:
@@ -111,12 +122,13 @@ def _slots(
     slots: dict[object, Slot] = {}
     for parameter in unit:
         owner, dtype = owners[parameter], working_dtype(parameter)
-        for side, shape in zip(SIDES, wanted[parameter], strict=True):
+        sent_as = wanted[parameter].sent_as
+        for side, shape in zip(SIDES, wanted[parameter][:2], strict=True):
             if shape is None:
                 continue
             key = (owner, shape, dtype) if side == "inputs" else parameter
             if key in slots:
                 slots[key].parameters.append(parameter)
             else:
-                slots[key] = Slot([parameter], side, owner, shape, dtype, None)
+                slots[key] = Slot([parameter], side, owner, shape, dtype, None, sent_as)
     return list(slots.values())

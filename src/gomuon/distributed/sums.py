@@ -1,7 +1,8 @@
 """Adds up captured sums over all ranks and sends them to each matrix's owner, or to every rank.
 
 All ranks make the same slots in the same order. A rank with no data for a layer adds zeros. Sums
-are symmetric, so they are sent and added up as triangles.
+are symmetric, so they are sent and added up as triangles. With `sums_dtype="bfloat16"` ranks send
+their parts in bfloat16; the owner adds them up in the dtype of the sum.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ class Slot:
         shape: the moment's shape.
         dtype: the moment's dtype.
         local_part: this rank's part; None if it has no data.
+        sent_as: the dtype in which ranks send their parts; None: that of the moment.
     """
 
     parameters: list[Tensor]
@@ -45,6 +47,12 @@ class Slot:
     shape: Shape
     dtype: torch.dtype
     local_part: Moment | None
+    sent_as: torch.dtype | None = None
+
+    @property
+    def travels_as(self) -> torch.dtype:
+        """The dtype of what ranks send."""
+        return self.dtype if self.sent_as is None else self.sent_as
 
     @property
     def numbers(self) -> int:
@@ -68,8 +76,8 @@ def slots_of(
     leaders: dict[tuple[int, int | None], int] = {}
     for parameter, owner in owners.items():
         local_part = seen.get(parameter, Statistics(None, None))
-        shapes = wanted.get(parameter, (None, None))
-        for side, shape in zip(SIDES, shapes, strict=True):
+        shapes = wanted.get(parameter, MomentShapes(None, None))
+        for side, shape in zip(SIDES, shapes[:2], strict=True):
             if shape is None:
                 continue
             moment: Moment | None = getattr(local_part, side)
@@ -78,7 +86,8 @@ def slots_of(
                 if leader < len(slots):
                     slots[leader].parameters.append(parameter)
                     continue
-            slots.append(Slot([parameter], side, owner, shape, working_dtype(parameter), moment))
+            dtype = working_dtype(parameter)
+            slots.append(Slot([parameter], side, owner, shape, dtype, moment, shapes.sent_as))
     return slots
 
 
@@ -90,7 +99,8 @@ def sum_to_owners(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
         assert slot.owner is not None
         outgoing[slot.owner] += _parts(slot, ranks.device)
         if slot.owner == ranks.rank:
-            each = size_of((slot.numbers,), slot.dtype) + size_of((2,), count_dtype(ranks.device))
+            each = size_of((slot.numbers,), slot.travels_as)
+            each += size_of((2,), count_dtype(ranks.device))
             incoming = [bytes_so_far + each for bytes_so_far in incoming]
     inboxes = ranks.start_exchange(outgoing, incoming).wait()
     totals: list[Tensor | None] = []
@@ -100,7 +110,10 @@ def sum_to_owners(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
             totals.append(None)
             continue
         parts = [
-            (inbox.take((slot.numbers,), slot.dtype), inbox.take((2,), count_dtype(ranks.device)))
+            (
+                inbox.take((slot.numbers,), slot.travels_as).to(slot.dtype),
+                inbox.take((2,), count_dtype(ranks.device)),
+            )
             for inbox in inboxes
         ]
         # Added in the order of the ranks, so the sum does not depend on the order of arrival.
@@ -191,9 +204,10 @@ def _parts(slot: Slot, device: torch.device) -> tuple[Tensor, Tensor]:
     """This rank's part: the total as triangles, and its two counts."""
     part = slot.local_part
     if part is None:
-        zeros = torch.zeros(slot.numbers, dtype=slot.dtype, device=device)
+        zeros = torch.zeros(slot.numbers, dtype=slot.travels_as, device=device)
         return zeros, torch.zeros(2, dtype=count_dtype(device), device=device)
-    return packed(part.total.to(slot.dtype)), stacked_counts([part.count, part.uses], device)
+    numbers = packed(part.total.to(slot.dtype)).to(slot.travels_as)
+    return numbers, stacked_counts([part.count, part.uses], device)
 
 
 def _on_cpu(counts: Tensor) -> Tensor:

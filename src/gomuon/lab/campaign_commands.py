@@ -167,8 +167,14 @@ def tune(
     carry_out(plan, folder, parallel, data_dir, conclude)
 
 
+NAMES = (
+    f"{', '.join(catalogue.EXPERIMENTS)}, or all for these {len(catalogue.EXPERIMENTS)}; for "
+    f"questions the paper leaves open: {', '.join(catalogue.OPEN_QUESTIONS)}."
+)
+
+
 def reproduce(
-    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME")],
+    name: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="NAME", help=NAMES)],
     /,
     seeds: Annotated[str | None, NO_DEFAULT_SHOWN] = None,
     steps: OptionalInt = None,
@@ -186,10 +192,7 @@ def reproduce(
     can stop it at any time: the same command continues, and finished runs are not repeated.
 
     Args:
-        name: ptb, shakespeare, grokking, mapback, lazy, or all for these five; for questions the
-            paper leaves open: ablations, adamw-rate, muon-rate-ptb, muon-rate-shakespeare,
-            null-space, fast-ptb, fast-shakespeare, fast-gpt, speed-ptb, speed-shakespeare,
-            state-ptb.
+        name: One of the catalogue's plans, or all.
         seeds: Such as 0,1 or 17402-17404, instead of the experiment's own.
         steps: Updates per run; with fewer than the experiment's own, results are labelled "quick".
         selection: A selection.json, as for gomuon race; its rates and momenta replace the

@@ -118,6 +118,8 @@ class GoMuonSettings(Common, total=False):
     graft: str | None
     state_dtype: StateDtype | None
     offload: Offload
+    sums_dtype: Literal["bfloat16"] | None
+    rebuild_maps: bool
 
 
 @register
@@ -195,6 +197,11 @@ class GoMuon(MatrixOptimizer):
         offload: True keeps factors on the CPU between refreshes, if the parameters are on an
             accelerator; a step that does not refresh moves nothing. "maps" keeps maps there too
             and moves them to the accelerator in every step. On the CPU it changes nothing.
+        sums_dtype: "bfloat16": captured sums travel between ranks in bfloat16, half of the bytes,
+            and are added up in float32. None: as they are computed. It needs owners, see `work`.
+        rebuild_maps: leave out of `state_dict()` the maps that `load_state_dict` makes again from
+            their factors, bit for bit: P_B, and P_A too if A is averaged (`input_decay`). Saving
+            takes the roots once more to be sure, and loading takes them.
 
         adamw: lr, betas, eps and weight_decay for the other parameters. Defaults: lr 3e-3, betas
             (.9, .95), eps 1e-8, weight_decay 0.

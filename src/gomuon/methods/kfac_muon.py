@@ -16,6 +16,7 @@ from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     CAPTURE,
     MUON,
+    REBUILD,
     ROOTS,
     Clock,
     Group,
@@ -97,6 +98,7 @@ RECIPE = Recipe(
         "refresh_every": Setting(50, INTERVAL),
         "scale": Setting(0.1, NOT_NEGATIVE),
         **with_defaults(CAPTURE, reduce=True),
+        **REBUILD,
     },
     formula="D = P_B·polar(P_B M̂ P_A)·P_A;  P = (factor + π-balanced damping)^−½, no graft",
     origin="LukeTri/kfac-muon; symmetric roots, which give the same update as its Cholesky factors",

@@ -18,6 +18,7 @@ from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     CAPTURE,
     MUON,
+    REBUILD,
     ROOTS,
     Clock,
     Group,
@@ -88,6 +89,7 @@ RECIPE = Recipe(
         "damping": Setting(0.2, NOT_NEGATIVE),
         "refresh_every": Setting(32, INTERVAL),
         **CAPTURE,
+        **REBUILD,
     },
     formula="D = polar(M̂), M the momentum of G(K + (.2·tr K/n + 1e-8)I)⁻¹",
     origin="zhehangdu/Newton-Muon",

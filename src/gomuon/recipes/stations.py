@@ -202,6 +202,10 @@ def rate(default: float) -> dict[str, Setting]:
 
 
 STATE: Settings = {"state_dtype": Setting(None, one_of("bfloat16", "int8", None))}
+# How captured sums travel between ranks; None: as they are computed.
+SUMS: Settings = {"sums_dtype": Setting(None, one_of("bfloat16", None))}
+# Whether checkpoints leave out maps that loading can rebuild from their factors.
+REBUILD: Settings = {"rebuild_maps": Setting(False, FLAG)}
 OFFLOAD: Settings = {"offload": Setting(False, one_of(False, True, "maps"))}
 MOMENTUM: Settings = {
     "momentum": Setting(0.95, DECAY),
@@ -221,6 +225,7 @@ CAPTURE: Settings = {
     "max_side": Setting(None, optional(INTERVAL)),
     "long_sides": Setting("identity", one_of("identity", "diagonal")),
     **OFFLOAD,
+    **SUMS,
 }
 ROOTS: Settings = {"roots": Setting("auto", ROOT_METHOD)}
 CURVATURE: Settings = {
@@ -233,4 +238,5 @@ CURVATURE: Settings = {
     "input_decay": Setting(None, optional(DECAY)),
     "shrinkage": Setting("oas", SHRINKAGE),
     "geometry_decay": Setting(False, FLAG),
+    **REBUILD,
 }

@@ -64,6 +64,28 @@ def test_the_open_questions_change_one_thing_at_a_time() -> None:
     assert rates_of_adamw == {1e-3, 3e-3, 1e-2}
 
 
+def test_no_two_questions_about_cost_share_a_seed() -> None:
+    """What one campaign suggests is tried on the seeds of another."""
+    seeds = {
+        name.rpartition("-")[0]: set(plan.seeds)
+        for name, plan in catalogue.OPEN_QUESTIONS.items()
+        if name.startswith(("fast-", "preset-", "blocks-", "speed-", "state-"))
+    }
+    assert set(seeds) == {"fast", "preset", "blocks", "speed", "state"}
+    assert sum(map(len, seeds.values())) == len(set.union(*seeds.values())) == 25
+
+
+def test_blocks_are_of_half_and_a_quarter_of_the_width() -> None:
+    for name in ("blocks-ptb", "blocks-shakespeare"):
+        plan = catalogue.find(name)
+        width = plan.config(plan.arms[0], plan.seeds[0], 0.08).width
+        sizes = [arm.options["block_size"] for arm in plan.arms]
+        assert sizes == [None, width // 2, width // 4]
+        assert plan.comparisons == (("whole", "half"), ("whole", "quarter"))
+        assert plan.steps == catalogue.find("preset-ptb").steps == 400
+        assert all(arm.options["polar"] == "fast" and arm.lr == 0.08 for arm in plan.arms)
+
+
 @pytest.mark.parametrize("name", list(catalogue.EXPERIMENTS))
 def test_a_plan_equals_its_own_declaration_read_back(name: str, tmp_path: Path) -> None:
     plan = catalogue.find(name)

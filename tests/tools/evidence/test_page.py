@@ -13,7 +13,13 @@ import matplotlib
 import pytest
 
 from gomuon.lab.experiments.catalogue import EXPERIMENTS, OPEN_QUESTIONS
-from gomuon.lab.experiments.cost_plans import FAST_TASKS, SPEED_RATES
+from gomuon.lab.experiments.cost_plans import (
+    BLOCK_ARMS,
+    BLOCK_TASKS,
+    FAST_TASKS,
+    PRESET_ARMS,
+    SPEED_RATES,
+)
 from gomuon.lab.experiments.state_plans import STATE_ARMS, STATE_SEEDS
 from tests.tools.evidence.made_results import everything, small_plan, thin_campaign
 from tools.evidence import claims, paper_lookup, picture_data, picture_drawing
@@ -292,6 +298,12 @@ def test_everything_declared_has_its_place() -> None:
         assert (CAMPAIGNS[name].experiment, CAMPAIGNS[name].task) == (plan.experiment, plan.task)
 
 
+def test_every_campaign_is_listed_beside_the_results() -> None:
+    readme = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    for name in CAMPAIGNS:
+        assert f"`{name}`" in readme, name
+
+
 def test_means_and_intervals() -> None:
     found = estimate([1.0, 2.0, 3.0])
     assert found.mean == 2.0
@@ -419,7 +431,57 @@ def test_what_is_free_is_judged_over_all_tasks_together(whole: Path, page: str) 
     assert row[4] == ("free" if is_free(estimate(differences)) else "not shown free")
     evidence = read_evidence(whole)
     del evidence["fast-gpt"]
-    assert over_all_tasks(evidence, "rows-4") is None, "a task that lacks leaves no verdict"
+    lacking = over_all_tasks(evidence, "fast", FAST_TASKS, "exact", "rows-4")
+    assert lacking is None, "a task that lacks leaves no verdict"
+
+
+JUDGED = [
+    ("preset", "Does the fast preset cost loss?", FAST_TASKS, PRESET_ARMS),
+    ("blocks", "Do factors in blocks cost loss?", BLOCK_TASKS, BLOCK_ARMS),
+]
+
+
+@pytest.mark.parametrize(("name", "heading", "tasks", "arms"), JUDGED)
+def test_presets_and_blocks_are_judged_over_all_tasks_together(
+    name: str, heading: str, tasks: Any, arms: Any, whole: Path, page: str
+) -> None:
+    section, (control, *cheaper) = part(page, heading), arms
+    seeds = OPEN_QUESTIONS[f"{name}-ptb"].seeds
+    assert len(seeds) == 5
+    for arm in cheaper:
+        differences: list[float] = []
+        for task in tasks:
+            first, second = (
+                [
+                    result(whole / f"{name}-{task}", f"{one}-s{seed}")["geometric_mean"]
+                    for seed in seeds
+                ]
+                for one in (control, arm)
+            )
+            pairs = zip(first, second, strict=True)
+            differences += [(b - a) / statistics.fmean(first) for a, b in pairs]
+        (row,) = rows_of(section, arms[arm][0])
+        assert row[1] == f"{100 * statistics.fmean(differences):+.2f} %".replace("-", "−")
+        assert row[3] == f"{sum(d < 0 for d in differences)} of {5 * len(tasks)}"
+        assert row[4] == ("free" if is_free(estimate(differences)) else "not shown free")
+    for task in tasks:
+        rows = rows_of(section, f"`{name}-{task}`")
+        assert [row[1] for row in rows] == [f"{arms[arm][0]}, lr 0.08" for arm in cheaper]
+
+
+@pytest.mark.parametrize(("name", "heading", "tasks", "arms"), JUDGED)
+def test_of_presets_and_blocks_nothing_is_said_before(
+    name: str, heading: str, tasks: Any, arms: Any, whole: Path
+) -> None:
+    evidence = read_evidence(whole)
+    for task in tasks:
+        del evidence[f"{name}-{task}"]
+    section = part("\n".join(open_questions.section(evidence)) + "\n", heading)
+    for title, _ in list(arms.values())[1:]:
+        (row,) = rows_of(section, title)
+        assert row[1:] == ["not run yet", "–", "–", "–"]
+    for task in tasks:
+        assert {row[3] for row in rows_of(section, f"`{name}-{task}`")} == {"not run yet"}
 
 
 @pytest.mark.parametrize(("arm", "title"), [(arm, made[0]) for arm, made in STATE_ARMS.items()][1:])

@@ -33,6 +33,7 @@ from gomuon.parameters.keeping import StateDtype
 STATE_DTYPES = list(get_args(StateDtype))
 OFFLOADS = ["factors", "maps"]
 TURNS = {"": None, "on": True, "off": False}
+SUMS_DTYPES = ["bfloat16"]
 
 
 def plan(
@@ -55,6 +56,7 @@ def plan(
     state_dtype: OptionalText = "",
     offload: OptionalText = "",
     stagger: OptionalText = "",
+    sums_dtype: OptionalText = "",
     fit: OptionalText = "",
     reserve: OptionalText = "",
     share: OptionalFloat = None,
@@ -88,6 +90,8 @@ def plan(
         offload: What is kept on the host: factors, or maps for both. Default: nothing.
         stagger: Whether refreshes take turns, a K-th of the units at each step: on or off. Default:
             on where several ranks share the work.
+        sums_dtype: In which captured sums travel between ranks: bfloat16. Default: float32 or
+            wider, as they are computed.
         fit: Memory of a rank, such as 80GB or 79.5GiB: find the first settings that fit into it.
         reserve: With --fit: memory to leave free for activations and everything else that is not
             counted. Default: a quarter of --fit.
@@ -124,6 +128,10 @@ def plan(
         raise unknown_name("part of the state", offload, OFFLOADS)
     if stagger not in TURNS:
         raise unknown_name("value of --stagger", stagger, [name for name in TURNS if name])
+    if sums_dtype not in ("", *SUMS_DTYPES):
+        raise unknown_name("dtype for sums", sums_dtype, SUMS_DTYPES)
+    if replicate and sums_dtype:
+        raise LabError(f"--sums-dtype {sums_dtype} needs owners, so not --replicate")
     bounds = _bounds(fit, reserve, share)
     if bool(name) == bool(model):
         raise LabError(
@@ -145,6 +153,7 @@ def plan(
         state_dtype=state_dtype or None,
         offload=offload or None,
         stagger=TURNS[stagger],
+        sums_dtype=sums_dtype or None,
     )
     if bounds is not None:
         _fit(fit_methods(planned, ranks_used, optimizers, bounds, given), json)

@@ -78,6 +78,7 @@ def given_settings(
     state_dtype: str | None = None,
     offload: str | None = None,
     stagger: bool | None = None,
+    sums_dtype: str | None = None,
 ) -> dict[str, Any]:
     """The settings that a user gave, for methods that have them; None means the method's own."""
     changes: dict[str, Any] = {
@@ -88,6 +89,7 @@ def given_settings(
         "state_dtype": state_dtype,
         "offload": {"factors": True}.get(offload or "", offload),
         "stagger": stagger,
+        "sums_dtype": sums_dtype,
     }
     return {name: value for name, value in changes.items() if value is not None}
 

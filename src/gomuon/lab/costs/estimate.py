@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from gomuon.distributed.assignment import Unit, imbalance, load_per_rank
+from gomuon.distributed.narrow_sums import owner_adds
 from gomuon.distributed.stream_layout import BUCKET
 from gomuon.lab.costs.division import Division, divide
 from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers
@@ -22,6 +23,7 @@ from gomuon.lab.costs.traffic import (
     replicated_bytes,
     step_bytes,
     step_memory,
+    sums_in_messages,
 )
 from gomuon.lab.costs.unit_costs import (
     adamw_bytes,
@@ -90,7 +92,7 @@ class CostEstimate:
         staggered: whether a K-th of the units refreshes at each step.
         state: bytes of optimizer state, without what is offloaded.
         offloaded: bytes of optimizer state on the host.
-        moments: bytes of the captured sums of all layers.
+        moments: bytes of the captured sums of all layers, as they are computed.
         held: most bytes of captured sums on a rank at one time. With owners, sums are sent in the
             backward pass: a unit, its message, and the sums this rank receives as an owner.
         messages: bytes held while steps are sent: buffers, and what an owner has collected.
@@ -159,6 +161,7 @@ def estimate_cost(
     ]
     owned = [_unit(unit, cost) for unit, cost in zip(units, amortised, strict=True)]
     narrow, wide = _sizes(planned.model)
+    travels = 2 if settings.get("sums_dtype") == "bfloat16" else wide
     groups = len({layer.group for layer in found.layers})
     reads_weights = recipe.geometry.reads_weights or bool(settings.get("geometry_decay"))
     sizes = {
@@ -201,14 +204,14 @@ def estimate_cost(
             )
         if not due:
             return Spread.of(always)
-        moments = moment_bytes(of_due, [owners[i] for i in due], ranks.mesh.ranks, wide)
+        moments = moment_bytes(of_due, [owners[i] for i in due], ranks.mesh.ranks, wide, travels)
         return Spread.of([a + b for a, b in zip(always, moments, strict=True)])
 
     def held(observed: Turns) -> int:
         readers = divided.captured_together(observed)
         if alone:
             return wide * sum(_elements(divided.layers_of(unit)) for unit in readers)
-        return _held(readers, divided, owned, wide, ranks.mesh.ranks)
+        return _held(readers, divided, owned, wide, travels, ranks.mesh.ranks)
 
     phases = {turn: as_phase(turn, every) if staggered else 0.0 for turn in divided.turns}
     due = [_due(recipe, settings, phases, step) for step in range(lcm(every, statistics_every))]
@@ -340,6 +343,7 @@ def _held(
     divided: Division,
     owned: Sequence[Unit],
     size: int,
+    travels: int,
     ranks: int,
 ) -> int:
     """Most bytes of sums on a rank that sends each unit when it is complete, or a small bucket.
@@ -348,17 +352,21 @@ def _held(
         readers: the units whose sums are captured in a step, by the input that they read.
         divided: all units.
         owned: the same with the numbers that are sent for them.
-        size: bytes of a number.
+        size: bytes of a number of a sum.
+        travels: bytes of one on its way.
         ranks: the number of ranks.
     """
-    packed = [size * sum(sum(owned[i].moments) for i in unit) for unit in readers]
+    message = sums_in_messages(ranks, size, travels)
+    packed = [message * sum(sum(owned[i].moments) for i in unit) for unit in readers]
     whole = [size * _elements(divided.layers_of(unit)) for unit in readers]
     at_once = max((a + b for a, b in zip(whole, packed, strict=True)), default=0)
-    sending = min(max(at_once, 3 * BUCKET), sum(whole) + sum(packed))  # a bucket, as a message too
+    bucket = 2 * BUCKET + BUCKET * message // size  # the sums, and the message
+    sending = min(max(at_once, bucket), sum(whole) + sum(packed))
     due = [i for unit in readers for i in unit]
     sums = [float(size * sum(owned[i].moments)) for i in due]
     received = load_per_rank(sums, [divided.owners[i] for i in due], ranks)
-    return sending + round(max(received))
+    slices = round(sum(sums)) // ranks if travels < size else 0
+    return sending + round(max(received)) + (0 if owner_adds(ranks) else slices)
 
 
 def _unit(layers: Sequence[MatrixLayer], cost: float) -> Unit:

@@ -2,7 +2,8 @@
 
     gradients   every rank of the owner's replica → the owner      its rows, if sharded
     weights     as gradients, for methods that read whole weights
-    moments     every rank → the owner                             in backward, on refresh steps
+    moments     every rank → the owner                             in backward, on refresh steps;
+                                                                   see `narrow_message` for bfloat16
     steps       the owner → every rank                             the rows that rank holds
     status      every rank → every rank                            a few numbers, so that all agree
 
@@ -15,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gomuon.distributed.assignment import Unit, load_per_rank
+from gomuon.distributed.narrow_sums import owner_adds, slice_of
 from gomuon.distributed.shards import shard_rows
 
 WIDE = 8  # bytes of a float64
@@ -75,6 +77,29 @@ def moment_message(unit: Unit, moment_size: int) -> int:
     return sum(unit.moments) * moment_size + len(unit.moments) * COUNTS * WIDE
 
 
+def narrow_message(
+    unit: Unit, owner: int, rank: int, ranks: int, moment_size: int, sums_size: int
+) -> int:
+    """Bytes that a rank sends for a unit's sums and counts, if numbers travel in fewer bytes.
+
+    They go to the ranks that add them up; these send their slices to the owner in full. See
+    `distributed/narrow_sums.py`.
+    """
+    sent = 0 if rank == owner else len(unit.moments) * COUNTS * WIDE
+    for numbers in unit.moments:
+        own = slice_of(rank, numbers, owner, ranks)
+        sent += (numbers - own) * sums_size
+        sent += own * moment_size if rank != owner else 0
+    return sent
+
+
+def sums_in_messages(ranks: int, moment_size: int, sums_size: int) -> int:
+    """Bytes that a rank holds at most for each number of a message of sums, sent and received."""
+    if sums_size == moment_size:
+        return moment_size
+    return sums_size * (1 + (ranks if owner_adds(ranks) else 1))
+
+
 def step_bytes(
     units: Sequence[Unit],
     owners: Sequence[int],
@@ -85,6 +110,7 @@ def step_bytes(
     gradient_size: int = 4,
     weight_size: int = 0,
     working_size: int = 4,
+    sums_size: int | None = None,
     coupled: bool = False,
 ) -> list[int]:
     """Bytes each rank sends in one step.
@@ -98,6 +124,7 @@ def step_bytes(
         gradient_size: bytes of an element of a gradient.
         weight_size: bytes of an element of a weight; 0 if the owner needs no whole weights.
         working_size: bytes of an element of a moment or a step: float32, or float64 for float64.
+        sums_size: bytes of an element of a moment on its way; None: of `working_size`.
         coupled: whether trust sums over the group, as K-FAC's does.
     """
     sent = [status_bytes(mesh.ranks, groups, coupled)] * mesh.ranks
@@ -112,18 +139,30 @@ def step_bytes(
             # With one shard the owner's gradient is whole already.
             if mesh.shards > 1 and rank // mesh.shards == replica:
                 sent[rank] += rows * (gradient_size + weight_size)
-    moments = moment_bytes(units, owners, mesh.ranks, working_size) if refresh else [0] * len(sent)
+    if not refresh:
+        return sent
+    narrow = working_size if sums_size is None else sums_size
+    moments = moment_bytes(units, owners, mesh.ranks, working_size, narrow)
     return [a + b for a, b in zip(sent, moments, strict=True)]
 
 
 def moment_bytes(
-    units: Sequence[Unit], owners: Sequence[int], ranks: int, moment_size: int
+    units: Sequence[Unit], owners: Sequence[int], ranks: int, moment_size: int, sums_size: int
 ) -> list[int]:
     """Bytes each rank sends in a step in which the captured moments of these units travel."""
     captured = any(unit.moments for unit in units)
-    own = load_per_rank([moment_message(unit, moment_size) for unit in units], owners, ranks)
     small = STREAM_NUMBERS * WIDE * (ranks - 1) if captured else 0
-    return [small + round(sum(own) - kept) for kept in own]
+    if sums_size == moment_size:
+        own = load_per_rank([moment_message(unit, moment_size) for unit in units], owners, ranks)
+        return [small + round(sum(own) - kept) for kept in own]
+    return [
+        small
+        + sum(
+            narrow_message(unit, owner, rank, ranks, moment_size, sums_size)
+            for unit, owner in zip(units, owners, strict=True)
+        )
+        for rank in range(ranks)
+    ]
 
 
 def step_memory(

@@ -6,7 +6,7 @@ import dataclasses
 
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.experiments import optimizers, published
-from gomuon.lab.experiments.cost_plans import FAST, PRESETS, SPEED
+from gomuon.lab.experiments.cost_plans import BLOCKS, FAST, PRESETS, SPEED
 from gomuon.lab.experiments.loss_windows import PAPER_WINDOWS, windows_for
 from gomuon.lab.experiments.plan import PAIRED, TRAJECTORY, Arm, Plan, Quick
 from gomuon.lab.experiments.selection import Selection
@@ -249,7 +249,10 @@ NULL_SPACE = Plan(
 
 OPEN_QUESTIONS: dict[str, Plan] = {
     plan.experiment: plan
-    for plan in (ABLATIONS, ADAMW_RATE, *MUON_RATES, NULL_SPACE, *FAST, *PRESETS, *SPEED, STATE)
+    for plan in (
+        *(ABLATIONS, ADAMW_RATE, *MUON_RATES, NULL_SPACE),
+        *(*FAST, *PRESETS, *BLOCKS, *SPEED, STATE),
+    )
 }
 
 
