@@ -59,6 +59,7 @@ class Common(TypedDict, total=False):
     loss_reduction: str
     nonfinite: str
     work: str
+    tensor_parallel: str
     process_group: Any
 
 
@@ -82,6 +83,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         loss_reduction: str = "mean",
         nonfinite: str = "raise",
         work: str = "auto",
+        tensor_parallel: str = "blocks",
         process_group: Any = None,
         preset: str | None = None,
         **settings: Any,
@@ -92,7 +94,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 "subclass with a `recipe`"
             )
         recipe, common = self.recipe, {"loss_reduction": loss_reduction, "nonfinite": nonfinite}
-        defaults = recipe.values(settings, lr, adamw, preset, **common, work=work)
+        common |= {"work": work, "tensor_parallel": tensor_parallel}
+        defaults = recipe.values(settings, lr, adamw, preset, **common)
         if specs is not None and not isinstance(specs, Mapping):
             raise TypeError(f"specs must be a dict or None, got {describe_value(specs)}")
         check_group(process_group)
@@ -101,7 +104,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
             model = unwrapped(params)
             self._layout.shards = tensor_shards(model)
             table = route(model, routes)
-            table = joined_biases(model, table) if recipe.joins_bias else table
+            if recipe.joins_bias:
+                table = joined_biases(model, table, self._layout.blocks)
             self._layout.table = recipe.model_use.route(model, table)
             super().__init__(recipe.model_use.groups(self._layout.table, defaults), defaults)
             self._watch_steps()
@@ -134,6 +138,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         recipe = self.recipe
         self._layout = layout
         layout.captured = recipe.geometry.uses_moments
+        layout.gathers = defaults["tensor_parallel"] == "exact"
         layout.wide = wide_entries(recipe.geometry.entries)
         self._reports = Reports()
         self._teams = TeamFinder(process_group, layout, recipe.geometry, defaults)
@@ -193,7 +198,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
     def _local_check(self, team: Team) -> tuple[str | None, Captured]:
         """What is wrong with this rank's gradients, and its statistics of this step."""
-        captured = self._capture.collect(team.size)
+        captured = self._capture.collect(team.averaged)
         return self._step.find_fault(self.param_groups, team), captured
 
     def _report_late_faults(self) -> None:
@@ -264,7 +269,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         specs = layer_specs(model, biases, layout.patterns, captured=layout.captured)
         specs |= self.recipe.model_use.specs(model, self.defaults)
         for name, parameter in model.named_parameters():
-            if (shard := layout.shards.get(parameter)) is not None:
+            if (shard := layout.blocks.get(parameter)) is not None:
                 spec = specs.get(parameter, DEFAULT_SPEC)
                 specs[parameter] = with_shard(name, spec, parameter, shard)
         return specs
@@ -468,9 +473,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self._step.report_unusable()
         self._wait_for_offloaded()
         saved = self._store.saved(super().state_dict())
-        if self._layout.shards:
+        if self._layout.blocks:
             every = self._all_parameters()
-            saved["state"] = side_by_side(saved["state"], every, self._layout.shards)
+            saved["state"] = side_by_side(saved["state"], every, self._layout.blocks)
         return saved
 
     def _wait_for_offloaded(self) -> None:
@@ -536,6 +541,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
             self.state.update(self._store.restored(self.param_groups, incoming))
         if "_capture" not in self.__dict__:  # unpickled or copied
             self.defaults.setdefault("work", "shared")  # the default of older versions
+            self.defaults.setdefault("tensor_parallel", "blocks")
             self._make_collaborators(Layout(dict(specs or {})), self.defaults)
             self._awaits_model = of_model
             self._capture.groups.extend(GroupCapture() for _ in self.param_groups)

@@ -16,7 +16,8 @@ from gomuon.capture.shared_inputs import SharedInputs
 from gomuon.capture.tap import Probe, Tap, in_backward
 from gomuon.functional.linalg import working_dtype
 from gomuon.moments import Moment, Shape
-from gomuon.parameters.rows import Rows, SumCut, can_capture
+from gomuon.parameters.divided_rows import CapturedRows
+from gomuon.parameters.rows import SumCut, can_capture
 from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
 from gomuon.parameters.tensor_shards import Rewrap, TensorShard, local_input, local_output
 
@@ -26,7 +27,7 @@ class CapturedModule:
     """A module to capture: how to read its rows, and the shapes of its moments if not cut."""
 
     module: nn.Module
-    rows: Rows
+    rows: CapturedRows
     inputs: Shape
     gradients: Shape
 

@@ -16,6 +16,7 @@ from gomuon.capture.shared_inputs import SharedInputs, Term
 from gomuon.capture.tap import moment_of
 from gomuon.functional.linalg import identity_like
 from gomuon.moments import Moment, MomentShapes, Statistics, stacked_counts
+from gomuon.parameters.divided_rows import CapturedRows, divided
 from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
@@ -35,10 +36,12 @@ def captured_modules(
     model: nn.Module,
     sampling: Callable[[Tensor], Sampling],
     specs: Mapping[Tensor, LayerSpec] = MappingProxyType({}),
+    gathered: Mapping[Tensor, TensorShard] = MappingProxyType({}),
 ) -> dict[Tensor, list[CapturedModule]]:
     """For each weight, its modules whose inputs and output gradients can be captured.
 
-    `specs` say which block of a weight this rank has, if not all of it.
+    `specs` say which block of a weight this rank has, if not all of it. `gathered` are the places
+    of weights in tensor parallelism if the rows of all their blocks are gathered.
     """
     modules: dict[Tensor, list[CapturedModule]] = {}
     for module in model.modules():
@@ -54,8 +57,9 @@ def captured_modules(
         n += rows.sampling.ones
         groups = (rows.groups,) if isinstance(rows, ConvRows) and rows.groups > 1 else ()
         m //= groups[0] if groups else 1
+        read: CapturedRows = divided(rows, gathered[weight]) if weight in gathered else rows
         modules.setdefault(weight, []).append(
-            CapturedModule(module, rows, (*groups, n, n), (*groups, m, m))
+            CapturedModule(module, read, (*groups, n, n), (*groups, m, m))
         )
     return modules
 
@@ -353,7 +357,7 @@ class ModelCapture:
             settings = group["token_stride"], group["token_skip"], group["reduce"]
             return Sampling(*settings, ones=spec.bias is not None, rows=rows)
 
-        modules = captured_modules(self.model, sampling, layout.specs)
+        modules = captured_modules(self.model, sampling, layout.specs, layout.gathered)
         captured = [
             p
             for p in group["params"]

@@ -65,15 +65,16 @@ class OwnedLayer(Layer):
         whole = whole.mT if self.spec.transposed else whole
         self.factor, self.steps = factor, [whole.reshape(self.own_shape), *bias]
 
-    def message(self, index: int, rows: tuple[int, int]) -> list[Tensor]:
-        """The factor on the old weights, and these rows of the step of weight (0) or bias (1)."""
+    def message(self, index: int, ranges: RowRanges, rank: int) -> list[Tensor]:
+        """The factor on the old weights, and a rank's part of the step of weight (0) or bias (1).
+
+        `ranges` are those of this tensor.
+        """
         tensor = (self.parameter, *self._bias)[index]
-        begin, end = rows
         if not self.steps:  # only observed, not moved
-            shape = (end - begin, *(self.own_shape[1:] if index == 0 else ()))
-            step = torch.zeros(shape, dtype=self.dtype, device=tensor.device)
+            step = torch.zeros(ranges.shape(rank), dtype=self.dtype, device=tensor.device)
         else:
-            step = self.steps[index][begin:end]
+            step = ranges.part(self.steps[index], rank)
         return [torch.as_tensor(self.factor, dtype=torch.float64, device=step.device), step]
 
     def forget(self) -> None:

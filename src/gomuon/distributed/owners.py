@@ -49,7 +49,7 @@ class Owners:
     ) -> None:
         self.ranks = ranks
         self._shards = shards  # under tensor parallelism these ranks have the same blocks
-        self.size = ranks.size
+        self.size = self.averaged = ranks.size
         self.rank = ranks.rank
         self.waits_for_others = ranks.size > 1
         self.agreement = Agreement(ranks)
@@ -77,7 +77,8 @@ class Owners:
         self, capture: ModelCapture, choose: ChooseOwners, is_last: Callable[[], bool]
     ) -> None:
         if self._stream is None and self.size > 1:
-            self._stream = SumStream(self.ranks, capture, partial(choose, self.size), is_last)
+            owners = partial(choose, self.size)
+            self._stream = SumStream(self.ranks, self.averaged, capture, owners, is_last)
             capture.listen(self._stream.advance)
 
     def compare_again(self) -> None:
@@ -112,10 +113,13 @@ class Owners:
         tensors = (given.parameter,) if bias is None else (given.parameter, bias)
         for tensor in tensors:
             if tensor not in self._row_ranges:
-                self._row_ranges[tensor] = find_row_ranges(tensor, self.ranks, self._shards)
+                self._row_ranges[tensor] = self._find_row_ranges(tensor)
         row_ranges = tuple(self._row_ranges[tensor] for tensor in tensors)
         owner = self._owners[given.parameter]
         return OwnedMatrix(given.name, tensors, given.state, owner, row_ranges)
+
+    def _find_row_ranges(self, tensor: Tensor) -> RowRanges:
+        return find_row_ranges(tensor, self.ranks, self._shards)
 
     # ---- to the owner ----------------------------------------------------------------------------
 
@@ -159,11 +163,9 @@ class Owners:
         exchange = self.ranks.start_exchange(outgoing, incoming)
 
         def joined(tensor: Tensor, ranges: RowRanges, inboxes: Sequence[Inbox]) -> Tensor:
-            parts = [
-                inboxes[rank].take(ranges.shape(rank), tensor.dtype)
-                for rank in _replica(ranges, own_rank)
-            ]
-            return torch.cat(parts)
+            replica = _replica(ranges, own_rank)
+            parts = [inboxes[rank].take(ranges.shape(rank), tensor.dtype) for rank in replica]
+            return ranges.joined(replica, parts)
 
         def arrived() -> list[list[Tensor]]:
             inboxes = exchange.wait()
@@ -237,7 +239,7 @@ class Owners:
                 incoming[matrix.owner] += size_of((), torch.float64)
                 if matrix.layer is not None:
                     for rank in range(self.size):
-                        outgoing[rank] += matrix.layer.message(index, ranges.rows[rank])
+                        outgoing[rank] += matrix.layer.message(index, ranges, rank)
         self._sent.append((matrices, self.ranks.start_exchange(outgoing, incoming)))
 
     def finish(self) -> None:

@@ -23,7 +23,7 @@ class Replicated(Alone):
 
     def __init__(self, ranks: Ranks) -> None:
         self.ranks = ranks
-        self.size = ranks.size
+        self.size = self.averaged = ranks.size
         self.rank = ranks.rank
         self.waits_for_others = ranks.size > 1
         self.agreement = Agreement(ranks)

@@ -31,6 +31,8 @@ class Team(Protocol):
     """The ranks that work together in a step."""
 
     size: int
+    """The number of ranks that share the work."""
+    averaged: int
     """The number of ranks whose gradients are averaged."""
     rank: int
     waits_for_others: bool
@@ -126,6 +128,7 @@ class Alone:
     """A team of one process. It computes everything and sends nothing."""
 
     size = 1
+    averaged = 1
     rank = 0
     waits_for_others = False
 
@@ -285,6 +288,8 @@ class TeamFinder:
         sharded = next((p for p in parameters if is_sharded(p)), None)
         self.may_be_wrapped = False
         divided = [self._layout.shards[p] for p in parameters if p in self._layout.shards]
+        if divided and self._layout.gathers:
+            return self._team_of_wholes(local(parameters[0]).device)
         if divided:
             return self._team_of_blocks(parameters, divided[0])
         if work == "auto":
@@ -344,6 +349,22 @@ class TeamFinder:
                 "have the same blocks and average their gradients"
             )
         return Blocks(same, Ranks(place.mesh.get_group(), device))
+
+    def _team_of_wholes(self, device: Any) -> Team:
+        """The team under tensor parallelism that gathers whole matrices."""
+        from gomuon.distributed.ranks import Ranks
+        from gomuon.distributed.tensor_wholes import Wholes, grid_of, mesh_of
+
+        if (work := self._settings["work"]) not in ("auto", "shared"):
+            raise ValueError(
+                f'work={work!r} with tensor_parallel="exact" is not possible: no rank has whole '
+                'matrices, so they need owners; use work="shared", or tensor_parallel="blocks"'
+            )
+        shards = self._layout.shards
+        mesh = mesh_of(shards)
+        given = self.process_group
+        ranks = Ranks(mesh.get_group() if given is None and mesh.ndim == 1 else given, device)
+        return Wholes(ranks, shards, grid_of(mesh, ranks))
 
     def _group_of_rows(self, parameter: Tensor) -> Any:
         """The process group over which `fully_shard` divides a parameter's rows, if any."""

@@ -38,6 +38,7 @@ class Blocks:
         self.same = same
         self.ranks = ranks
         self.size = same.size
+        self.averaged = same.averaged
         self.rank = same.rank
         self.agreement = Agreement(ranks)
         self._raised_together = False

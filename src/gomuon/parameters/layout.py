@@ -50,6 +50,8 @@ class Layout:
             its matrices.
         wide: entries of the state that are kept as computed whatever `state_dtype` says.
         shards: the places of parameters in tensor parallelism; empty without it.
+        gathers: whether whole matrices are gathered under tensor parallelism; otherwise each rank's
+            block is a matrix of its own.
     """
 
     patterns: Mapping[str, LayerSpec] = field(default_factory=dict)
@@ -59,6 +61,17 @@ class Layout:
     captured: bool = False
     wide: frozenset[str] = frozenset()
     shards: dict[Tensor, TensorShard] = field(default_factory=dict)
+    gathers: bool = False
+
+    @property
+    def blocks(self) -> Mapping[Tensor, TensorShard]:
+        """The places of parameters of which each rank's part is a matrix of its own."""
+        return {} if self.gathers else self.shards
+
+    @property
+    def gathered(self) -> Mapping[Tensor, TensorShard]:
+        """The places of parameters that are gathered."""
+        return self.shards if self.gathers else {}
 
     def spec_of(self, parameter: Tensor, group: Group) -> LayerSpec:
         """How a parameter is cut in a group with these settings."""

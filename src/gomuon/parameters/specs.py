@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -12,7 +13,7 @@ from gomuon.parameters.routing import Route, RoutingTable, plain_name, select
 from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.side_forms import SideChoice, SideForm, choice_of, form_of
-from gomuon.parameters.tensor_shards import INPUTS, OUTPUTS, TensorShard, tensor_shards
+from gomuon.parameters.tensor_shards import INPUTS, OUTPUTS, TensorShard
 
 Group = Mapping[str, Any]
 
@@ -177,17 +178,20 @@ def with_shard(name: str, spec: LayerSpec, parameter: Tensor, shard: TensorShard
     return replace(spec, **cut, shard=block)  # type: ignore[arg-type]
 
 
-def joined_biases(model: nn.Module, table: RoutingTable) -> RoutingTable:
+def joined_biases(
+    model: nn.Module,
+    table: RoutingTable,
+    blocks: Mapping[Tensor, TensorShard] = MappingProxyType({}),
+) -> RoutingTable:
     """Route biases like their weights, for recipes that join them to the weight as a column.
 
-    Not that of a row-parallel layer: every rank has a block of the weight's columns, but the same
-    bias.
+    Not that of a row-parallel layer whose blocks are matrices: every rank has a block of the
+    weight's columns, but the same bias.
     """
-    shards = tensor_shards(model)
     matrices = {
         route.parameter
         for route in table.treated("matrix")
-        if route.parameter not in shards or shards[route.parameter].dim != INPUTS
+        if route.parameter not in blocks or blocks[route.parameter].dim != INPUTS
     }
     joined = {
         module.bias
