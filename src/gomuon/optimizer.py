@@ -103,7 +103,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         if isinstance(params, nn.Module):
             model = unwrapped(params)
             self._layout.shards = tensor_shards(model)
-            table = route(model, routes)
+            table = route(model, routes, gathers=self._layout.gathers)
             if recipe.joins_bias:
                 table = joined_biases(model, table, self._layout.blocks)
             self._layout.table = recipe.model_use.route(model, table)
