@@ -421,7 +421,7 @@ def test_the_table_and_what_is_refused(tmp_path: Path) -> None:
     assert lines["attn.q.weight"].endswith("column-parallel, gathered from 2 ranks")
     assert " 8 × 8 " in lines["attn.q.weight"]
     assert lines["down.weight"].endswith("row-parallel, gathered from 2 ranks")
-    assert found["value"] == "tensor_parallel must be \"blocks\" or \"exact\", got 'whole'"
+    assert found["value"] == 'tensor_parallel must be "blocks" or "exact", got \'whole\''
     assert "work='replicated' with tensor_parallel=\"exact\" is not possible" in found["work"]
     assert "a mesh of 2 ranks, but the process group has 1" in found["group"]
 
@@ -431,7 +431,13 @@ def test_the_table_and_what_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "cuts"),
-    [((7, 6), (0, 0)), ((7, 6), (0, 1)), ((7, 6), (None, 1)), ((7,), (0, None)), ((7, 6, 2), (0, 1))],
+    [
+        ((7, 6), (0, 0)),
+        ((7, 6), (0, 1)),
+        ((7, 6), (None, 1)),
+        ((7,), (0, None)),
+        ((7, 6, 2), (0, 1)),
+    ],
 )
 def test_parts_cover_a_tensor_once_for_each_replica(
     shape: tuple[int, ...], cuts: tuple[int | None, int | None]

@@ -386,11 +386,19 @@ class ModelCapture:
         before it is known what is captured.
         """
         joined = {spec.bias for spec in self._layout.specs.values()}
+        own = self._layout.own
         layers = [
             Layer(name, parameter, {}, self._layout.spec_of(parameter, group))
             for name, parameter in named(group, index)
             if is_matrix(group, parameter) and parameter.numel() and parameter not in joined
         ]
+        # Those that only this rank has by themselves, so that ranks agree on the others.
+        parts = [[x for x in layers if (x.parameter in own) == here] for here in (False, True)]
+        return {p: phase for part in parts for p, phase in self._turns(index, group, part)}
+
+    def _turns(
+        self, index: int, group: Group, layers: Sequence[Layer]
+    ) -> Iterator[tuple[Tensor, float]]:
         every = group.get("refresh_every", 1)
         turns = refresh_turns(
             [layer.name for layer in layers],
@@ -399,13 +407,15 @@ class ModelCapture:
             every,
             index,
         )
-        phases = [as_phase(turn, every) for turn in turns]
-        return dict(zip([layer.parameter for layer in layers], phases, strict=True))
+        for layer, turn in zip(layers, turns, strict=True):
+            yield layer.parameter, as_phase(turn, every)
 
     def _settings(self, group: Group) -> tuple[Any, ...]:
         """The settings that a group's hooks depend on."""
         names = ("rows", "token_stride", "token_skip", "reduce", *LONG_SIDES)
-        turns = group.get("refresh_every") if self._staggers(group) else None
+        turns = None
+        if self._staggers(group):
+            turns = group.get("refresh_every"), self._layout.own.intersection(group["params"])
         return (*self._sides(group), *(group.get(name) for name in names), turns)
 
     def gate(self, groups: Sequence[Group]) -> list[int]:

@@ -92,3 +92,29 @@ class OwnedLayer(Layer):
 
     def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
         return self._matrices(tensors[0], tensors[1] if len(tensors) > 1 else None)
+
+
+@dataclass(eq=False)
+class OwnLayer(Layer):
+    """A layer that only this rank has. It moves when those of all ranks do."""
+
+    factor: float | Tensor = 1.0
+    pending: Tensor | None = None
+
+    def move(self, factor: float | Tensor, step: Tensor) -> None:
+        """Save the step until no rank can fail any more."""
+        self.factor, self.pending = factor, step
+
+    def apply(self) -> None:
+        """Move the weights by the step that was saved."""
+        if self.pending is not None:
+            super().move(self.factor, self.pending)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the step."""
+        self.factor, self.pending = 1.0, None
+
+    @property
+    def is_direct(self) -> bool:
+        return False

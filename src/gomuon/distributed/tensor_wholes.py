@@ -5,7 +5,7 @@ have a rectangle of a matrix, and not only rows. Each rank's captured sums are t
 the rows (`parameters/divided_rows.py`), so they add up over all ranks as ever.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -67,7 +67,9 @@ def grid_of(mesh: Any, ranks: Ranks) -> Grid:
         ValueError: the ranks are not those of the mesh, nor of several.
     """
     sizes, names = tuple(mesh.mesh.shape), tuple(mesh.mesh_dim_names or ())
-    spots = {int(mesh.mesh[tuple(spot)]): tuple(spot) for spot in (mesh.mesh >= 0).nonzero().tolist()}
+    spots = {
+        int(mesh.mesh[tuple(spot)]): tuple(spot) for spot in (mesh.mesh >= 0).nonzero().tolist()
+    }
     numbers = [ranks.global_rank(rank) for rank in range(ranks.size)]
     if spots.keys() == set(numbers):
         return Grid(sizes, tuple(spots[number] for number in numbers), names)
@@ -123,10 +125,17 @@ class Wholes(Owners):
         ranks: all ranks that train the model.
         shards: the places of parameters in tensor parallelism.
         grid: the ranks as points of a grid.
+        own: parameters that only this rank has.
     """
 
-    def __init__(self, ranks: Ranks, shards: Mapping[Tensor, TensorShard], grid: Grid) -> None:
-        super().__init__(ranks, shards)
+    def __init__(
+        self,
+        ranks: Ranks,
+        shards: Mapping[Tensor, TensorShard],
+        grid: Grid,
+        own: Collection[Tensor] = (),
+    ) -> None:
+        super().__init__(ranks, shards, own)
         self.averaged = ranks.size // grid.sizes[-1]
         self._grid = grid
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from gomuon.parameters.tensor_shards import TensorShard
 
 Group = Mapping[str, Any]
 State = Mapping[Tensor, dict[str, Any]]
+Kind = TypeVar("Kind", bound=Layer)
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,11 @@ class MatrixParameter:
     @property
     def layer(self) -> Layer:
         """The layer, for a rank that has the whole parameter."""
-        return Layer(self.name, self.parameter, self.state, self.spec, self.phase, self.keeping)
+        return self.layer_as(Layer)
+
+    def layer_as(self, kind: type[Kind]) -> Kind:
+        """The layer, as one of these."""
+        return kind(self.name, self.parameter, self.state, self.spec, self.phase, self.keeping)
 
 
 @dataclass
@@ -52,6 +57,7 @@ class Layout:
         shards: the places of parameters in tensor parallelism; empty without it.
         gathers: whether whole matrices are gathered under tensor parallelism; otherwise each rank's
             block is a matrix of its own.
+        ignored: parameters that the wrapper around the model leaves to each rank.
     """
 
     patterns: Mapping[str, LayerSpec] = field(default_factory=dict)
@@ -62,6 +68,14 @@ class Layout:
     wide: frozenset[str] = frozenset()
     shards: dict[Tensor, TensorShard] = field(default_factory=dict)
     gathers: bool = False
+    ignored: frozenset[Tensor] = frozenset()
+
+    @property
+    def own(self) -> frozenset[Tensor]:
+        """Parameters that only this rank has, such as its experts."""
+        said = {p: spec.ranks for p, spec in self.specs.items() if spec.ranks is not None}
+        ignored = (p for p in self.ignored if p not in said)
+        return frozenset((*ignored, *(p for p, ranks in said.items() if ranks == "own")))
 
     @property
     def blocks(self) -> Mapping[Tensor, TensorShard]:

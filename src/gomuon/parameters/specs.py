@@ -55,6 +55,9 @@ class LayerSpec:
             captured. "identity": nothing is captured. None: as `block`, `block_size` and `max_side`
             say.
         inputs: the same for the input side.
+        ranks: which ranks have the parameter. "own": only this rank, as one of its experts; then it
+            is neither compared with those of other ranks nor computed by them. "shared": all that
+            train the model. None: this rank's own if DDP or `fully_shard` was told to ignore it.
         shard: the block that this rank has under tensor parallelism, which is then cut further.
             `parallelize_module` decides it, not the user.
     """
@@ -69,6 +72,7 @@ class LayerSpec:
     rows: int | None = None
     outputs: SideChoice | None = None
     inputs: SideChoice | None = None
+    ranks: str | None = None
     shard: TensorBlock | None = None
 
     @property
@@ -101,6 +105,7 @@ DEFAULT_SPEC = LayerSpec()
 ROWS_PER_INPUT = 2
 FEWEST_ROWS = 256
 _FORMS = ("whole", "diagonal", "identity")
+_RANKS = (None, "own", "shared")
 
 
 def check_spec(name: str, parameter: Tensor, spec: LayerSpec) -> None:
@@ -112,6 +117,11 @@ def check_spec(name: str, parameter: Tensor, spec: LayerSpec) -> None:
         raise ValueError(
             f"rows of {name!r} must be None or a whole number >= 1, got "
             f"{describe_value(spec.rows)}; change its LayerSpec"
+        )
+    if spec.ranks not in _RANKS:
+        raise ValueError(
+            f'ranks in the LayerSpec of {name!r} must be None, "own" or "shared", got '
+            f"{describe_value(spec.ranks)}"
         )
     m, n = matrix_sides(parameter, spec)
     for side, size, blocks in (("rows", m, spec.row_blocks), ("columns", n, spec.column_blocks)):
@@ -305,5 +315,5 @@ def with_settings(spec: LayerSpec, parameter: Tensor, group: Group, *, captured:
 def _with_block_size(spec: LayerSpec, group: Group) -> LayerSpec:
     """The spec, cut into blocks of the group's `block_size` if it has this setting."""
     size = group.get("block_size")
-    is_uncut = replace(spec, transposed=False, rows=None, shard=None) == DEFAULT_SPEC
+    is_uncut = replace(spec, transposed=False, rows=None, ranks=None, shard=None) == DEFAULT_SPEC
     return replace(spec, block=size) if size is not None and is_uncut else spec
