@@ -364,7 +364,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
     def routing_table(self) -> RoutingTable:
         """Every parameter with its treatment, the reason, and what its factors look like."""
-        table = with_groups(self._layout.table, self.param_groups)
+        table = with_groups(self._layout.table, self.param_groups, self._layout.own)
         return table.with_geometry(self._capture.geometry(self.param_groups))
 
     def __repr__(self) -> str:
@@ -559,6 +559,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         new._teams.process_group = self._teams.process_group  # not copied: it cannot be
         new._layout.table = copy.deepcopy(self._layout.table, memo)
+        new._layout.ignored = frozenset(memo.get(id(p), p) for p in self._layout.ignored)
         new._capture.scaler = memo.get(id(self._capture.scaler), self._capture.scaler)
         if self._capture.model is not None:
             new.attach(copy.deepcopy(self._capture.model, memo))

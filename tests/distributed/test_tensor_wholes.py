@@ -43,7 +43,12 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "rows": ("GoMuon", {"rows": 9, "max_side": 8, "long_sides": "diagonal"}),
     "heads": (
         "GoMuon",
-        {"specs": {"attn.*.weight": LayerSpec(heads=2), "down.weight": LayerSpec(input_heads=4)}},
+        {
+            "specs": {
+                "attn.*.weight": LayerSpec(parts=2, heads=2),
+                "down.weight": LayerSpec(input_heads=4),
+            }
+        },
     ),
     "KFAC": ("KFAC", {}),  # joins biases, also that of the row-parallel layer
     "NewtonMuon": ("NewtonMuon", {}),

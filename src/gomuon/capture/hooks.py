@@ -236,7 +236,6 @@ class WrapperHook(PlacedHook):
         super().__init__()
         self.found = False
         self.process_group: Any = None  # the wrapper's; None is the default group
-        self.ignored: frozenset[Tensor] = frozenset()  # parameters that the wrapper leaves alone
         self._wrapper: weakref.ref[DistributedDataParallel] | None = None
 
     def watch(self, model: nn.Module) -> None:
@@ -267,12 +266,16 @@ class WrapperHook(PlacedHook):
 
     def _set_wrapper(self, wrapper: DistributedDataParallel) -> None:
         self.found, self.process_group = True, wrapper.process_group
-        # Those whose all-reduce is only delayed are averaged as well.
-        names = wrapper.parameters_to_ignore
-        delayed = set(wrapper._delay_all_reduce_params)
-        named = wrapper.module.named_parameters()
-        self.ignored = frozenset(p for name, p in named if name in names and p not in delayed)
         self._wrapper = weakref.ref(wrapper)
+
+    def ignored(self) -> frozenset[Tensor]:
+        """Parameters that the wrapper neither makes equal nor averages."""
+        wrapper = None if self._wrapper is None else self._wrapper()
+        if wrapper is None:
+            return frozenset()
+        names, named = wrapper.parameters_to_ignore, wrapper.module.named_parameters()
+        delayed = set(wrapper._delay_all_reduce_params)  # these are averaged, only later
+        return frozenset(p for name, p in named if name in names and p not in delayed)
 
     def averages(self) -> bool:
         """Whether the wrapper averages gradients in a backward pass that runs now.

@@ -90,8 +90,9 @@ def first_on_two_ranks(everyone: Sequence[Mapping[str, Numbers]]) -> str | None:
                 if name in everyone[other] and _are_same(numbers, everyone[other][name]):
                     return (
                         f"ranks {other} and {rank} have equal weights and equal gradients of "
-                        f"{name!r}, but it is taken for a parameter that only one rank has, because "
-                        "the wrapper ignores it or its LayerSpec says so; if all ranks train it, "
+                        f"{name!r}, but it is taken for a parameter that only one rank has, "
+                        "because the wrapper ignores it or its LayerSpec says so; if all ranks "
+                        "train it, "
                         'pass specs={...: LayerSpec(ranks="shared")}. Parameters that some of the '
                         "ranks share are not supported. Nothing was changed"
                     )

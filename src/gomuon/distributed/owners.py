@@ -21,8 +21,8 @@ from gomuon.distributed.agreement import Agreement
 from gomuon.distributed.assignment import owners_of
 from gomuon.distributed.divided_state import consolidated
 from gomuon.distributed.messages import Exchange, Inbox, size_of
-from gomuon.distributed.owned import OwnedLayer, OwnedMatrix, OwnLayer
 from gomuon.distributed.own_parameters import refuse_own, shared_groups
+from gomuon.distributed.owned import OwnedLayer, OwnedMatrix, OwnLayer
 from gomuon.distributed.ranks import NOTHING_CHANGED, Ranks
 from gomuon.distributed.replicated import any_rank, fail_together
 from gomuon.distributed.shards import RowRanges, find_row_ranges

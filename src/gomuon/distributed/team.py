@@ -231,7 +231,7 @@ class TeamFinder:
 
     def _note_ignored(self, model: nn.Module | None = None) -> None:
         """Note which parameters the wrapper ignores: they are this rank's own."""
-        ignored = self.wrapper.ignored
+        ignored = self.wrapper.ignored()
         if model is not None and is_fully_sharded(model):
             ignored |= {p for p in model.parameters() if not is_sharded(p)}
         self._layout.ignored |= ignored

@@ -110,7 +110,9 @@ def _exchanged(rows: Tensor, group: Any, parts: int, index: int) -> Tensor:
 
     sizes = [len(part) for part in rows.tensor_split(parts)]
     # As bytes, because not every backend sends every dtype.
-    sent = rows.detach().contiguous().view(torch.uint8)
+    # (A single column is contiguous with any stride, but only bytes side by side can be viewed.)
+    dense = rows.detach().contiguous().as_strided(rows.shape, (rows.shape[1], 1))
+    sent = dense.view(torch.uint8)
     received = sent.new_empty(parts * sizes[index], sent.shape[1])
     distributed.all_to_all_single(received, sent, [sizes[index]] * parts, sizes, group=group)
     columns = received.view(rows.dtype).view(parts, sizes[index], rows.shape[1])
