@@ -240,11 +240,11 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self.remove_hooks()
         inner = unwrapped(model)
         self._layout.shards = tensor_shards(inner)
-        self._layout.specs = self._layer_specs(inner)
         # A method that captures nothing is also correct without finding the wrapper, only with more
         # work. Without ranks its model gets no hook, so that torch.jit.script can compile it.
         if self._captures or is_distributed():
             self._teams.watch(model)
+        self._layout.specs = self._layer_specs(inner)
         # After the wrapper was looked for: whether layers take turns may depend on it.
         self._capture.attach(inner, self.param_groups)
         self._step.participants.clear()
@@ -268,8 +268,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
         layout = self._layout
         specs = layer_specs(model, biases, layout.patterns, captured=layout.captured)
         specs |= self.recipe.model_use.specs(model, self.defaults)
+        divided = {} if layout.gathers else layout.shards_without(layout.own_among(specs))
         for name, parameter in model.named_parameters():
-            if (shard := layout.blocks.get(parameter)) is not None:
+            if (shard := divided.get(parameter)) is not None:
                 spec = specs.get(parameter, DEFAULT_SPEC)
                 specs[parameter] = with_shard(name, spec, parameter, shard)
         return specs

@@ -159,6 +159,24 @@ def test_ranks_equal_a_single_process(
         assert distance(ranks[0], alone(method)) < 1e-9, method
 
 
+def replicated(place: Place, method: str) -> Weights:
+    """Replicas of shards of divided layers: a mesh of three dimensions."""
+    names = ("copies", "rows", "layers")
+    mesh = init_device_mesh("cpu", (2, 1, place.size // 2), mesh_dim_names=names)
+    model = Net()
+    parallelize_module(model, mesh["layers"], {name: style() for name, style in PLAN.items()})
+    fully_shard(model, mesh=mesh["copies", "rows"])
+    optimizer = made(method, model, tensor_parallel="exact")
+    train(model, optimizer, range(STEPS), 2, place.rank // (place.size // 2))
+    return weights(model)
+
+
+def test_replicas_of_shards_of_divided_layers(tmp_path: Path) -> None:
+    answers = launch(4, replicated, tmp_path, method="GoMuon")
+    assert_alike(answers)
+    assert distance(answers[0], alone("GoMuon")) < 1e-9
+
+
 # ---- what is sent --------------------------------------------------------------------------------
 
 

@@ -234,7 +234,7 @@ class TeamFinder:
         ignored = self.wrapper.ignored()
         if model is not None and is_fully_sharded(model):
             ignored |= {p for p in model.parameters() if not is_sharded(p)}
-        self._layout.ignored |= ignored
+        self._layout.ignored |= {p for p in ignored if not is_sharded(p)}
 
     def team(self, groups: Sequence[Group]) -> tuple[Team, bool]:
         """The team for these parameter groups, and whether it has changed since the last call.
@@ -385,7 +385,7 @@ class TeamFinder:
         if len(along) > 1:
             raise ValueError(
                 f"parameters are divided over {mesh.ndim} dimensions of ranks; expected at most "
-                "one for fully_shard and one for tensor parallelism"
+                'one for fully_shard and one for tensor parallelism, or tensor_parallel="exact"'
             )
         return mesh.get_group(along[0]) if along else None
 

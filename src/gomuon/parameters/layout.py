@@ -73,19 +73,27 @@ class Layout:
     @property
     def own(self) -> frozenset[Tensor]:
         """Parameters that only this rank has, such as its experts."""
-        said = {p: spec.ranks for p, spec in self.specs.items() if spec.ranks is not None}
+        return self.own_among(self.specs)
+
+    def own_among(self, specs: Mapping[Tensor, LayerSpec]) -> frozenset[Tensor]:
+        """The same, with other specs."""
+        said = {p: spec.ranks for p, spec in specs.items() if spec.ranks is not None}
         ignored = (p for p in self.ignored if p not in said)
         return frozenset((*ignored, *(p for p, ranks in said.items() if ranks == "own")))
 
     @property
     def blocks(self) -> Mapping[Tensor, TensorShard]:
         """The places of parameters of which each rank's part is a matrix of its own."""
-        return {} if self.gathers else self.shards
+        return {} if self.gathers else self.shards_without(self.own)
 
     @property
     def gathered(self) -> Mapping[Tensor, TensorShard]:
         """The places of parameters that are gathered."""
-        return self.shards if self.gathers else {}
+        return self.shards_without(self.own) if self.gathers else {}
+
+    def shards_without(self, own: frozenset[Tensor]) -> Mapping[Tensor, TensorShard]:
+        """The places of parameters that this rank shares with others."""
+        return {p: shard for p, shard in self.shards.items() if p not in own}
 
     def spec_of(self, parameter: Tensor, group: Group) -> LayerSpec:
         """How a parameter is cut in a group with these settings."""

@@ -12,6 +12,7 @@ from gomuon.errors import describe_value
 from gomuon.parameters.routing import Route, RoutingTable, plain_name, select
 from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
 from gomuon.parameters.sampling import Sampling
+from gomuon.parameters.sharding import is_sharded
 from gomuon.parameters.side_forms import SideChoice, SideForm, choice_of, form_of
 from gomuon.parameters.tensor_shards import INPUTS, OUTPUTS, TensorShard
 
@@ -123,6 +124,11 @@ def check_spec(name: str, parameter: Tensor, spec: LayerSpec) -> None:
             f'ranks in the LayerSpec of {name!r} must be None, "own" or "shared", got '
             f"{describe_value(spec.ranks)}"
         )
+    if spec.ranks == "own" and is_sharded(parameter):
+        raise ValueError(
+            f'{name!r} has ranks="own" in its LayerSpec, but it is a DTensor, and torch knows '
+            "which ranks have it; leave ranks out, or keep this rank's part as a plain parameter"
+        )
     m, n = matrix_sides(parameter, spec)
     for side, size, blocks in (("rows", m, spec.row_blocks), ("columns", n, spec.column_blocks)):
         if blocks < 1 or size % blocks:
@@ -177,12 +183,12 @@ def with_shard(name: str, spec: LayerSpec, parameter: Tensor, shard: TensorShard
     if heads > 1 and heads % shard.parts:
         raise ValueError(
             f"{key}={heads} in the LayerSpec of {name!r} cannot be divided among {shard.parts} "
-            "ranks; choose a number of ranks that divides it"
+            'ranks; choose a number of ranks that divides it, or tensor_parallel="exact"'
         )
     if along_outputs and spec.parts > 1:
         raise ValueError(
             f"{name!r} has {spec.parts} fused layers, and tensor parallelism divides its outputs "
-            "without regard to them; use separate layers"
+            'without regard to them; use separate layers, or tensor_parallel="exact"'
         )
     cut: dict[str, int] = {key: max(1, heads // shard.parts)}
     return replace(spec, **cut, shard=block)  # type: ignore[arg-type]
