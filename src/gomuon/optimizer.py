@@ -60,6 +60,7 @@ class Common(TypedDict, total=False):
     loss_reduction: str
     nonfinite: str
     work: str
+    tensor_parallel: str
     process_group: Any
 
 
@@ -83,6 +84,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         loss_reduction: str = "mean",
         nonfinite: str = "raise",
         work: str = "auto",
+        tensor_parallel: str = "blocks",
         process_group: Any = None,
         preset: str | None = None,
         **settings: Any,
@@ -93,7 +95,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 "subclass with a `recipe`"
             )
         recipe, common = self.recipe, {"loss_reduction": loss_reduction, "nonfinite": nonfinite}
-        defaults = recipe.values(settings, lr, adamw, preset, **common, work=work)
+        common |= {"work": work, "tensor_parallel": tensor_parallel}
+        defaults = recipe.values(settings, lr, adamw, preset, **common)
         if specs is not None and not isinstance(specs, Mapping):
             raise TypeError(f"specs must be a dict or None, got {describe_value(specs)}")
         check_group(process_group)
@@ -101,8 +104,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
         if isinstance(params, nn.Module):
             model = unwrapped(params)
             self._layout.shards = tensor_shards(model)
-            table = route(model, routes)
-            table = joined_biases(model, table) if recipe.joins_bias else table
+            table = route(model, routes, gathers=self._layout.gathers)
+            if recipe.joins_bias:
+                table = joined_biases(model, table, self._layout.blocks)
             self._layout.table = recipe.model_use.route(model, table)
             super().__init__(recipe.model_use.groups(self._layout.table, defaults), defaults)
             self._watch_steps()
@@ -135,6 +139,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         recipe = self.recipe
         self._layout = layout
         layout.captured = recipe.geometry.uses_moments
+        layout.gathers = defaults["tensor_parallel"] == "exact"
         layout.wide = wide_entries(recipe.geometry.entries)
         self._reports = Reports()
         self._teams = TeamFinder(process_group, layout, recipe.geometry, defaults)
@@ -194,7 +199,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
     def _local_check(self, team: Team) -> tuple[str | None, Captured]:
         """What is wrong with this rank's gradients, and its statistics of this step."""
-        captured = self._capture.collect(team.size)
+        captured = self._capture.collect(team.averaged)
         return self._step.find_fault(self.param_groups, team), captured
 
     def _report_late_faults(self) -> None:
@@ -236,11 +241,11 @@ class MatrixOptimizer(torch.optim.Optimizer):
         self.remove_hooks()
         inner = unwrapped(model)
         self._layout.shards = tensor_shards(inner)
-        self._layout.specs = self._layer_specs(inner)
         # A method that captures nothing is also correct without finding the wrapper, only with more
         # work. Without ranks its model gets no hook, so that torch.jit.script can compile it.
         if self._captures or is_distributed():
             self._teams.watch(model)
+        self._layout.specs = self._layer_specs(inner)
         # After the wrapper was looked for: whether layers take turns may depend on it.
         self._capture.attach(inner, self.param_groups)
         self._step.participants.clear()
@@ -264,8 +269,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
         layout = self._layout
         specs = layer_specs(model, biases, layout.patterns, captured=layout.captured)
         specs |= self.recipe.model_use.specs(model, self.defaults)
+        divided = {} if layout.gathers else layout.shards_without(layout.own_among(specs))
         for name, parameter in model.named_parameters():
-            if (shard := layout.shards.get(parameter)) is not None:
+            if (shard := divided.get(parameter)) is not None:
                 spec = specs.get(parameter, DEFAULT_SPEC)
                 specs[parameter] = with_shard(name, spec, parameter, shard)
         return specs
@@ -360,7 +366,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
     def routing_table(self) -> RoutingTable:
         """Every parameter with its treatment, the reason, and what its factors look like."""
-        table = with_groups(self._layout.table, self.param_groups)
+        table = with_groups(self._layout.table, self.param_groups, self._layout.own)
         return table.with_geometry(self._capture.geometry(self.param_groups))
 
     def __repr__(self) -> str:
@@ -472,9 +478,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
         if any(group.get("rebuild_maps") for group in self.param_groups):
             whole, groups = saved["state"], self.param_groups
             saved["state"] = without_rebuilt_maps(whole, groups, self._layout, self.recipe)
-        if self._layout.shards:
+        if self._layout.blocks:
             every = self._all_parameters()
-            saved["state"] = side_by_side(saved["state"], every, self._layout.shards)
+            saved["state"] = side_by_side(saved["state"], every, self._layout.blocks)
         return saved
 
     def _wait_for_offloaded(self) -> None:
@@ -541,6 +547,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
             self.state.update(self._store.restored(self.param_groups, incoming))
         if "_capture" not in self.__dict__:  # unpickled or copied
             self.defaults.setdefault("work", "shared")  # the default of older versions
+            self.defaults.setdefault("tensor_parallel", "blocks")
             self._make_collaborators(Layout(dict(specs or {})), self.defaults)
             self._awaits_model = of_model
             self._capture.groups.extend(GroupCapture() for _ in self.param_groups)
@@ -558,6 +565,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         new.__setstate__(copy.deepcopy(self.__getstate__(), memo))
         new._teams.process_group = self._teams.process_group  # not copied: it cannot be
         new._layout.table = copy.deepcopy(self._layout.table, memo)
+        new._layout.ignored = frozenset(memo.get(id(p), p) for p in self._layout.ignored)
         new._capture.scaler = memo.get(id(self._capture.scaler), self._capture.scaler)
         if self._capture.model is not None:
             new.attach(copy.deepcopy(self._capture.model, memo))

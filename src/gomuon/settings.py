@@ -144,6 +144,7 @@ COMMON: Settings = {
     "loss_reduction": Setting("mean", one_of("mean", "sum")),
     "nonfinite": Setting("raise", one_of("raise", "skip", "allow")),
     "work": Setting("auto", one_of("auto", "shared", "replicated", "alone")),
+    "tensor_parallel": Setting("blocks", one_of("blocks", "exact")),
 }
 _GROUP_SETTINGS: Settings = {
     "base_lr": Setting(None, POSITIVE),

@@ -131,6 +131,7 @@ SETTINGS: list[tuple[str, Any]] = [
     ("shrinkage", 5), ("shrinkage", {"ridge": 1}), ("treatment", "matrx"), ("refresh_every", 0),
     ("refresh_every", 10**30), ("refresh_every", torch.tensor(2.5)), ("token_skip", 0.0),
     ("nesterov", 1), ("nonfinite", "ignore"), ("work", []), ("loss_reduction", None),
+    ("tensor_parallel", None),
 ]  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from torch._dynamo.utils import counters
 from torch.distributed import checkpoint as dcp
 from torch.nn.parallel import DistributedDataParallel
 
-from gomuon import KFAC, GoMuon, Muon
+from gomuon import KFAC, GoMuon, LayerSpec, Muon
 from gomuon.errors import GeometryWarning, RankError
 from gomuon.optimizer import MatrixOptimizer
 from tests.distributed.launcher import Place, launch
@@ -380,10 +380,10 @@ def test_shared_work_on_averaged_gradients_equals_ddp(tmp_path: Path) -> None:
 
 
 def wrapped_in_part(place: Place) -> tuple[tuple[str, str], bool, bool]:
-    """Trained alone, then wrapped; but the wrapper leaves one weight out."""
+    """Trained alone, then wrapped; but the wrapper leaves one weight out that ranks share."""
     torch.manual_seed(place.rank)
     model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(3))).double()
-    optimizer = GoMuon(model)
+    optimizer = GoMuon(model, specs={"1.weight": LayerSpec(ranks="shared")})
     x = torch.randn(8, 4, dtype=torch.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GeometryWarning)

@@ -118,6 +118,7 @@ COMMON: dict[str, list[Any]] = {
     "loss_reduction": ["none"],
     "nonfinite": ["ignore"],
     "work": ["divided"],
+    "tensor_parallel": ["whole"],
     "process_group": ["world"],
     "adamw": [3e-3],
 }

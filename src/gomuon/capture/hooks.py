@@ -16,7 +16,8 @@ from gomuon.capture.shared_inputs import SharedInputs
 from gomuon.capture.tap import Probe, Tap, in_backward
 from gomuon.functional.linalg import working_dtype
 from gomuon.moments import Moment, Shape
-from gomuon.parameters.rows import Rows, SumCut, can_capture
+from gomuon.parameters.divided_rows import CapturedRows
+from gomuon.parameters.rows import SumCut, can_capture
 from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
 from gomuon.parameters.tensor_shards import Rewrap, TensorShard, local_input, local_output
 
@@ -26,7 +27,7 @@ class CapturedModule:
     """A module to capture: how to read its rows, and the shapes of its moments if not cut."""
 
     module: nn.Module
-    rows: Rows
+    rows: CapturedRows
     inputs: Shape
     gradients: Shape
 
@@ -266,6 +267,15 @@ class WrapperHook(PlacedHook):
     def _set_wrapper(self, wrapper: DistributedDataParallel) -> None:
         self.found, self.process_group = True, wrapper.process_group
         self._wrapper = weakref.ref(wrapper)
+
+    def ignored(self) -> frozenset[Tensor]:
+        """Parameters that the wrapper neither makes equal nor averages."""
+        wrapper = None if self._wrapper is None else self._wrapper()
+        if wrapper is None:
+            return frozenset()
+        names, named = wrapper.parameters_to_ignore, wrapper.module.named_parameters()
+        delayed = set(wrapper._delay_all_reduce_params)  # these are averaged, only later
+        return frozenset(p for name, p in named if name in names and p not in delayed)
 
     def averages(self) -> bool:
         """Whether the wrapper averages gradients in a backward pass that runs now.

@@ -16,6 +16,7 @@ from gomuon.capture.shared_inputs import SharedInputs, Term
 from gomuon.capture.tap import moment_of
 from gomuon.functional.linalg import identity_like
 from gomuon.moments import Moment, MomentShapes, Shape, Statistics, stacked_counts
+from gomuon.parameters.divided_rows import CapturedRows, divided
 from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
@@ -35,10 +36,12 @@ def captured_modules(
     model: nn.Module,
     sampling: Callable[[Tensor], Sampling],
     specs: Mapping[Tensor, LayerSpec] = MappingProxyType({}),
+    gathered: Mapping[Tensor, TensorShard] = MappingProxyType({}),
 ) -> dict[Tensor, list[CapturedModule]]:
     """For each weight, its modules whose inputs and output gradients can be captured.
 
-    `specs` say which block of a weight this rank has, if not all of it.
+    `specs` say which block of a weight this rank has, if not all of it. `gathered` are the places
+    of weights in tensor parallelism if the rows of all their blocks are gathered.
     """
     modules: dict[Tensor, list[CapturedModule]] = {}
     for module in model.modules():
@@ -54,8 +57,9 @@ def captured_modules(
         n += rows.sampling.ones
         groups = (rows.groups,) if isinstance(rows, ConvRows) and rows.groups > 1 else ()
         m //= groups[0] if groups else 1
+        read: CapturedRows = divided(rows, gathered[weight]) if weight in gathered else rows
         modules.setdefault(weight, []).append(
-            CapturedModule(module, rows, (*groups, n, n), (*groups, m, m))
+            CapturedModule(module, read, (*groups, n, n), (*groups, m, m))
         )
     return modules
 
@@ -355,7 +359,7 @@ class ModelCapture:
             settings = group["token_stride"], group["token_skip"], group["reduce"]
             return Sampling(*settings, ones=spec.bias is not None, rows=rows)
 
-        modules = captured_modules(self.model, sampling, layout.specs)
+        modules = captured_modules(self.model, sampling, layout.specs, layout.gathered)
         captured = [
             p
             for p in group["params"]
@@ -384,11 +388,19 @@ class ModelCapture:
         before it is known what is captured.
         """
         joined = {spec.bias for spec in self._layout.specs.values()}
+        own = self._layout.own
         layers = [
             Layer(name, parameter, {}, self._layout.spec_of(parameter, group))
             for name, parameter in named(group, index)
             if is_matrix(group, parameter) and parameter.numel() and parameter not in joined
         ]
+        # Those that only this rank has by themselves, so that ranks agree on the others.
+        parts = [[x for x in layers if (x.parameter in own) == here] for here in (False, True)]
+        return {p: phase for part in parts for p, phase in self._turns(index, group, part)}
+
+    def _turns(
+        self, index: int, group: Group, layers: Sequence[Layer]
+    ) -> Iterator[tuple[Tensor, float]]:
         every = group.get("refresh_every", 1)
         turns = refresh_turns(
             [layer.name for layer in layers],
@@ -397,13 +409,15 @@ class ModelCapture:
             every,
             index,
         )
-        phases = [as_phase(turn, every) for turn in turns]
-        return dict(zip([layer.parameter for layer in layers], phases, strict=True))
+        for layer, turn in zip(layers, turns, strict=True):
+            yield layer.parameter, as_phase(turn, every)
 
     def _settings(self, group: Group) -> tuple[Any, ...]:
         """The settings that a group's hooks depend on."""
         names = ("rows", "token_stride", "token_skip", "reduce", *LONG_SIDES)
-        turns = group.get("refresh_every") if self._staggers(group) else None
+        turns = None
+        if self._staggers(group):
+            turns = group.get("refresh_every"), self._layout.own.intersection(group["params"])
         return (*self._sides(group), *(group.get(name) for name in names), turns)
 
     def gate(self, groups: Sequence[Group]) -> list[int]:

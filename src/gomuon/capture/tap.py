@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from gomuon.moments import Moment, Shape, count_dtype, stacked_counts
-from gomuon.parameters.rows import Rows, SumCut, moment
+from gomuon.parameters.divided_rows import CapturedRows, DividedRows
+from gomuon.parameters.rows import SumCut, moment
 
 _CPU = torch.device("cpu")
 
@@ -75,7 +76,7 @@ class Tap(torch.autograd.Function):
         y: Tensor,
         x: Tensor | None,
         mask: Tensor | None,
-        rows: Rows,
+        rows: CapturedRows,
         cuts: tuple[SumCut, SumCut],
         forms: Callable[[], bool] | None,
         expect: Callable[[list[Tensor]], None] | None,
@@ -115,7 +116,8 @@ class Tap(torch.autograd.Function):
             rows_x = None if rows_x is None else rows_x * wanted
             rows_g = None if rows_g is None else rows_g * wanted
             exact = count_dtype(g.device)
-            counted = torch.stack([wanted.sum(dtype=exact), mask.sum(dtype=exact)])
+            used = ctx.rows.own_mask(mask) if isinstance(ctx.rows, DividedRows) else mask
+            counted = torch.stack([wanted.sum(dtype=exact), used.sum(dtype=exact)])
         elif inputs_counted or gradients_counted:
             counted = _pair(numbers, count_dtype(g.device), g.device)
         of_x, of_g = ctx.cuts

@@ -1,13 +1,19 @@
 """Checks before each step that all ranks agree: settings, weights and gradients."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from gomuon.distributed.own_parameters import (
+    check_companions,
+    first_on_two_ranks,
+    numbers_of,
+    shared_groups,
+)
 from gomuon.distributed.ranks import Ranks, checksum
 from gomuon.distributed.team import Captured, LocalCheck
 from gomuon.errors import RankError
@@ -17,6 +23,7 @@ from gomuon.parameters.sharding import is_sharded
 
 Group = Mapping[str, Any]
 
+_OWN = "own parameters"  # a key beside those of `description`
 FIRST = -1.0  # instead of a checksum: this rank has not compared settings yet
 
 # Tensors count as different if they differ by more than this fraction of their norm. Averages
@@ -29,13 +36,18 @@ ROUNDINGS = 4  # for a coarser dtype, this many times its precision
 class Agreement:
     """Compares all ranks before each step.
 
+    Args:
+        ranks: the ranks to compare.
+        own: parameters that only this rank has. They are not compared.
+
     Attributes:
         compared: whether settings, weights and gradients have been compared.
         inputs_agree: whether all ranks agree on which layers read the same inputs.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, own: Collection[Tensor] = ()) -> None:
         self.ranks = ranks
+        self._own = own
         self.compared = False
         self.inputs_agree = True
 
@@ -53,8 +65,10 @@ class Agreement:
         fault: str | None = None
         captured: Captured = {}
         numbers = [0.0, 0.0, 0.0]
+        every, groups = groups, shared_groups(groups, self._own)
         try:
             fault, captured = check()
+            check_companions(every, self._own)
             numbers = self._numbers(captured, groups)
         except Exception as raised:
             failure = raised
@@ -63,9 +77,12 @@ class Agreement:
         first = FIRST in settings
         if first or len(set(settings)) > 1:
             mine = description(method, groups)
-            if (
-                difference := first_difference(mine, ranks.gather_objects(mine), ranks.rank)
-            ) is not None:
+            own = {_OWN: numbers_of(every, self._own)} if first and self._own else {}
+            everyone = [_as_dict(one) for one in ranks.gather_objects({**mine, **own})]
+            of_ranks = [theirs.pop(_OWN, {}) for theirs in everyone]
+            if (difference := first_difference(mine, everyone, ranks.rank)) is not None:
+                raise RankError(difference)
+            if (difference := first_on_two_ranks(of_ranks)) is not None:
                 raise RankError(difference)
         if len(set(present)) > 1:
             names = [name for index, group in enumerate(groups) for name, _ in named(group, index)]
@@ -123,8 +140,14 @@ class Agreement:
                 f"{difference}. Ranks that work together need equal weights and equal gradients: "
                 "wrap the model in DistributedDataParallel, or start from equal weights and "
                 'average gradients before the step, or pass work="alone" if every rank trains its '
-                "own model. Nothing was changed"
+                'own model. Of a parameter that only one rank has say LayerSpec(ranks="own"). '
+                "Nothing was changed"
             )
+
+
+def _as_dict(received: object) -> dict[str, Any]:
+    assert isinstance(received, dict)
+    return received
 
 
 def _has_gradient(groups: Sequence[Group]) -> list[bool]:
@@ -180,7 +203,7 @@ def first_difference(mine: Mapping[str, Any], everyone: Sequence[object], rank: 
                 return (
                     f"ranks differ in {key}: rank {rank} has {here}, rank {other} has {there}; "
                     "use the same model and settings on all ranks, and change settings on all of "
-                    "them"
+                    'them (of parameters that only one rank has say LayerSpec(ranks="own"))'
                 )
     return None
 

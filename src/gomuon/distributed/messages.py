@@ -76,7 +76,9 @@ def size_of(shape: Sequence[int], dtype: torch.dtype) -> int:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    return tensor.detach().contiguous().view(-1).view(torch.uint8)
+    # A single element is contiguous with any stride, but only bytes side by side can be viewed.
+    flat = tensor.detach().contiguous().as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8)
 
 
 @contextmanager

@@ -65,15 +65,16 @@ class OwnedLayer(Layer):
         whole = whole.mT if self.spec.transposed else whole
         self.factor, self.steps = factor, [whole.reshape(self.own_shape), *bias]
 
-    def message(self, index: int, rows: tuple[int, int]) -> list[Tensor]:
-        """The factor on the old weights, and these rows of the step of weight (0) or bias (1)."""
+    def message(self, index: int, ranges: RowRanges, rank: int) -> list[Tensor]:
+        """The factor on the old weights, and a rank's part of the step of weight (0) or bias (1).
+
+        `ranges` are those of this tensor.
+        """
         tensor = (self.parameter, *self._bias)[index]
-        begin, end = rows
         if not self.steps:  # only observed, not moved
-            shape = (end - begin, *(self.own_shape[1:] if index == 0 else ()))
-            step = torch.zeros(shape, dtype=self.dtype, device=tensor.device)
+            step = torch.zeros(ranges.shape(rank), dtype=self.dtype, device=tensor.device)
         else:
-            step = self.steps[index][begin:end]
+            step = ranges.part(self.steps[index], rank)
         return [torch.as_tensor(self.factor, dtype=torch.float64, device=step.device), step]
 
     def forget(self) -> None:
@@ -91,3 +92,29 @@ class OwnedLayer(Layer):
 
     def _joined(self, tensors: Sequence[Tensor]) -> Tensor:
         return self._matrices(tensors[0], tensors[1] if len(tensors) > 1 else None)
+
+
+@dataclass(eq=False)
+class OwnLayer(Layer):
+    """A layer that only this rank has. It moves when those of all ranks do."""
+
+    factor: float | Tensor = 1.0
+    pending: Tensor | None = None
+
+    def move(self, factor: float | Tensor, step: Tensor) -> None:
+        """Save the step until no rank can fail any more."""
+        self.factor, self.pending = factor, step
+
+    def apply(self) -> None:
+        """Move the weights by the step that was saved."""
+        if self.pending is not None:
+            super().move(self.factor, self.pending)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop the step."""
+        self.factor, self.pending = 1.0, None
+
+    @property
+    def is_direct(self) -> bool:
+        return False

@@ -7,7 +7,7 @@
 All ranks send the same messages in the same order. The lab's `costs/traffic.py` counts the bytes.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
@@ -21,7 +21,8 @@ from gomuon.distributed.agreement import Agreement
 from gomuon.distributed.assignment import owners_of
 from gomuon.distributed.divided_state import consolidated
 from gomuon.distributed.messages import Exchange, Inbox, size_of
-from gomuon.distributed.owned import OwnedLayer, OwnedMatrix
+from gomuon.distributed.own_parameters import refuse_own, shared_groups
+from gomuon.distributed.owned import OwnedLayer, OwnedMatrix, OwnLayer
 from gomuon.distributed.ranks import NOTHING_CHANGED, Ranks
 from gomuon.distributed.replicated import any_rank, fail_together
 from gomuon.distributed.shards import RowRanges, find_row_ranges
@@ -45,14 +46,19 @@ class Owners:
     """A team of ranks in which every matrix has one owner."""
 
     def __init__(
-        self, ranks: Ranks, shards: Mapping[Tensor, TensorShard] = MappingProxyType({})
+        self,
+        ranks: Ranks,
+        shards: Mapping[Tensor, TensorShard] = MappingProxyType({}),
+        own: Collection[Tensor] = (),
     ) -> None:
         self.ranks = ranks
+        self._own = own  # parameters that only this rank has
+        self._own_layers: dict[Tensor, OwnLayer] = {}
         self._shards = shards  # under tensor parallelism these ranks have the same blocks
-        self.size = ranks.size
+        self.size = self.averaged = ranks.size
         self.rank = ranks.rank
         self.waits_for_others = ranks.size > 1
-        self.agreement = Agreement(ranks)
+        self.agreement = Agreement(ranks, own)
         self._owners: Mapping[Tensor, int] = {}
         self._row_ranges: dict[Tensor, RowRanges] = {}
         self._sent: list[tuple[Sequence[OwnedMatrix], Exchange]] = []
@@ -77,7 +83,8 @@ class Owners:
         self, capture: ModelCapture, choose: ChooseOwners, is_last: Callable[[], bool]
     ) -> None:
         if self._stream is None and self.size > 1:
-            self._stream = SumStream(self.ranks, capture, partial(choose, self.size), is_last)
+            owners = partial(choose, self.size)
+            self._stream = SumStream(self.ranks, self.averaged, capture, owners, is_last)
             capture.listen(self._stream.advance)
 
     def compare_again(self) -> None:
@@ -89,19 +96,16 @@ class Owners:
         layers: list[Layer] = []
         owned = []
         for given in matrices:
+            if given.parameter in self._own:
+                self._own_layers[given.parameter] = given.layer_as(OwnLayer)
+                layers.append(self._own_layers[given.parameter])
+                continue
             if given.parameter not in self._owners:  # at the first step, and for an added group
                 self._owners = choose(self.size)
             matrix = self._matrix(given)
             owned.append(matrix)
             if matrix.owner == self.rank:
-                matrix.layer = OwnedLayer(
-                    given.name,
-                    given.parameter,
-                    given.state,
-                    given.spec,
-                    given.phase,
-                    given.keeping,
-                )
+                matrix.layer = given.layer_as(OwnedLayer)
                 layers.append(matrix.layer)
             else:
                 keep_only_count(given.state)
@@ -112,10 +116,13 @@ class Owners:
         tensors = (given.parameter,) if bias is None else (given.parameter, bias)
         for tensor in tensors:
             if tensor not in self._row_ranges:
-                self._row_ranges[tensor] = find_row_ranges(tensor, self.ranks, self._shards)
+                self._row_ranges[tensor] = self._find_row_ranges(tensor)
         row_ranges = tuple(self._row_ranges[tensor] for tensor in tensors)
         owner = self._owners[given.parameter]
         return OwnedMatrix(given.name, tensors, given.state, owner, row_ranges)
+
+    def _find_row_ranges(self, tensor: Tensor) -> RowRanges:
+        return find_row_ranges(tensor, self.ranks, self._shards)
 
     # ---- to the owner ----------------------------------------------------------------------------
 
@@ -159,11 +166,9 @@ class Owners:
         exchange = self.ranks.start_exchange(outgoing, incoming)
 
         def joined(tensor: Tensor, ranges: RowRanges, inboxes: Sequence[Inbox]) -> Tensor:
-            parts = [
-                inboxes[rank].take(ranges.shape(rank), tensor.dtype)
-                for rank in _replica(ranges, own_rank)
-            ]
-            return torch.cat(parts)
+            replica = _replica(ranges, own_rank)
+            parts = [inboxes[rank].take(ranges.shape(rank), tensor.dtype) for rank in replica]
+            return ranges.joined(replica, parts)
 
         def arrived() -> list[list[Tensor]]:
             inboxes = exchange.wait()
@@ -180,6 +185,15 @@ class Owners:
         return arrived
 
     def sum_statistics(
+        self,
+        matrices: Sequence[OwnedMatrix],
+        seen: Mapping[Tensor, Statistics],
+        wanted: Mapping[Tensor, MomentShapes],
+    ) -> Mapping[Tensor, Statistics]:
+        summed = self._summed(matrices, seen, wanted)
+        return {**summed, **{p: seen[p] for p in self._own if p in seen}}
+
+    def _summed(
         self,
         matrices: Sequence[OwnedMatrix],
         seen: Mapping[Tensor, Statistics],
@@ -218,6 +232,8 @@ class Owners:
 
     def forget(self) -> None:
         self._sent = []
+        for layer in self._own_layers.values():
+            layer.forget()
         if self._stream is not None:
             self._stream.received = None
 
@@ -237,12 +253,14 @@ class Owners:
                 incoming[matrix.owner] += size_of((), torch.float64)
                 if matrix.layer is not None:
                     for rank in range(self.size):
-                        outgoing[rank] += matrix.layer.message(index, ranges.rows[rank])
+                        outgoing[rank] += matrix.layer.message(index, ranges, rank)
         self._sent.append((matrices, self.ranks.start_exchange(outgoing, incoming)))
 
     def finish(self) -> None:
         for matrices, exchange in self._sent:
             self._apply(matrices, exchange)
+        for layer in self._own_layers.values():
+            layer.apply()
         self.forget()
 
     def _apply(self, matrices: Sequence[OwnedMatrix], exchange: Exchange) -> None:
@@ -267,6 +285,7 @@ class Owners:
     def consolidated(
         self, state: dict[int, dict[str, Any]], owned: Sequence[int], to: int | None = None
     ) -> dict[int, dict[str, Any]]:
+        refuse_own(self.ranks, self._own)
         return consolidated(state, owned, self.ranks, to) if state else state
 
 
@@ -292,8 +311,9 @@ def choose_owners(
     """
     owners: dict[Tensor, int] = {}
     captured = geometry.captured_sides(settings)
+    own = layout.own
     joined = {spec.bias for spec in layout.specs.values()}
-    for index, group in enumerate(groups):
+    for index, group in enumerate(shared_groups(groups, own)):
         matrices = [
             Layer(name, parameter, {}, layout.spec_of(parameter, settings))
             for name, parameter in named(group, index)
@@ -312,7 +332,9 @@ def choose_owners(
         )
         owners.update(zip([m.parameter for m in matrices], chosen, strict=True))
     for weight, spec in layout.specs.items():
-        if spec.bias is not None:  # a bias is a separate matrix while its weight is frozen
+        if (
+            spec.bias is not None and weight not in own
+        ):  # a bias is a separate matrix while its weight is frozen
             owners[spec.bias] = owners.get(weight, 0)
     return owners
 

@@ -3,7 +3,7 @@
 All ranks have the same sums, and the same gradients from DDP, so they compute the same steps.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -21,12 +21,13 @@ from gomuon.parameters.stacks import Layer, Participants, note_layers_on_error
 class Replicated(Alone):
     """Ranks that each compute everything, as one alone does; only captured sums are sent."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Ranks, own: Collection[Tensor] = ()) -> None:
         self.ranks = ranks
-        self.size = ranks.size
+        self._own = own  # parameters that only this rank has
+        self.size = self.averaged = ranks.size
         self.rank = ranks.rank
         self.waits_for_others = ranks.size > 1
-        self.agreement = Agreement(ranks)
+        self.agreement = Agreement(ranks, own)
 
     def agree(
         self, check: LocalCheck, method: str, groups: Sequence[Group]
@@ -46,10 +47,10 @@ class Replicated(Alone):
         seen: Mapping[Tensor, Statistics],
         wanted: Mapping[Tensor, MomentShapes],
     ) -> Mapping[Tensor, Statistics]:
-        slots = slots_of(
-            dict.fromkeys(wanted), seen, wanted, inputs_agree=self.agreement.inputs_agree
-        )
-        return statistics_of(slots, sum_everywhere(slots, self.ranks))
+        shared = dict.fromkeys(p for p in wanted if p not in self._own)
+        slots = slots_of(shared, seen, wanted, inputs_agree=self.agreement.inputs_agree)
+        summed = statistics_of(slots, sum_everywhere(slots, self.ranks))
+        return {**summed, **{p: seen[p] for p in self._own if p in seen}}
 
     def fail_together(self, participants: Participants) -> AbstractContextManager[None]:
         return fail_together(self.ranks, participants.layers, consequence=WEIGHTS_MAY_DIFFER)

@@ -1,6 +1,6 @@
-"""Which rows of a parameter each rank has: all rows, or a shard made by fully_shard."""
+"""Which part of a parameter each rank has: all of it, or a shard made by fully_shard."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -16,17 +16,42 @@ from gomuon.parameters.tensor_shards import TensorShard
 
 @dataclass(frozen=True)
 class RowRanges:
-    """The rows of a parameter that each rank has, and the replica that each rank belongs to."""
+    """The rows of a parameter that each rank has, and the replica that each rank belongs to.
+
+    Ranks that divide the inputs of a layer have some of the columns of their rows.
+    """
 
     rows: tuple[tuple[int, int], ...]  # [begin, end), by rank
-    row_shape: Shape  # of a row
+    row_shape: Shape  # of a whole row
     replicas: tuple[int, ...]  # the replica's number, by rank
     sharded: bool
+    columns: tuple[tuple[int, int], ...] = ()  # [begin, end), by rank; empty: all of them
 
     def shape(self, rank: int) -> Shape:
-        """The shape of a rank's rows."""
+        """The shape of a rank's part."""
         begin, end = self.rows[rank]
-        return (end - begin, *self.row_shape)
+        if not self.columns:
+            return (end - begin, *self.row_shape)
+        first, last = self.columns[rank]
+        return (end - begin, last - first, *self.row_shape[1:])
+
+    def part(self, whole: Tensor, rank: int) -> Tensor:
+        """A rank's part of the whole tensor."""
+        begin, end = self.rows[rank]
+        if not self.columns:
+            return whole[begin:end]
+        first, last = self.columns[rank]
+        return whole[begin:end, first:last]
+
+    def joined(self, ranks: Sequence[int], parts: Sequence[Tensor]) -> Tensor:
+        """The whole tensor, given the parts of all ranks of a replica, sorted by first row."""
+        if not self.columns:
+            return torch.cat(tuple(parts))
+        rows = max(end for _, end in self.rows)
+        whole = parts[0].new_empty(rows, *self.row_shape)
+        for rank, part in zip(ranks, parts, strict=True):
+            self.part(whole, rank).copy_(part)
+        return whole
 
 
 def shard_rows(rows: int, shards: int) -> list[int]:

@@ -65,6 +65,7 @@ class SumStream:
 
     Args:
         ranks: the ranks that work together. All of them make their stream at the same time.
+        averaged: the number of ranks whose gradients are averaged.
         capture: the capture of the model.
         owners: returns the owner of each matrix.
         is_last: whether gradients of the running backward pass are averaged over the ranks. If not,
@@ -74,11 +75,13 @@ class SumStream:
     def __init__(
         self,
         ranks: Ranks,
+        averaged: int,
         capture: ModelCapture,
         owners: Callable[[], Mapping[Tensor, int]],
         is_last: Callable[[], bool],
     ) -> None:
         self._ranks = ranks
+        self._averaged = averaged
         self._group = ranks.new_group()
         self._capture = capture
         self._owners = owners
@@ -150,7 +153,7 @@ class SumStream:
         if not self._buckets:
             self._buckets = buckets_of(self._capture, self._owners())
         self._epoch = self._capture.epoch
-        self._divisor = (self._capture.loss_scale * self._ranks.size) ** 2
+        self._divisor = (self._capture.loss_scale * self._averaged) ** 2
         mine = torch.tensor(
             [checksum(description(self._buckets))], dtype=torch.float64, device=self._ranks.device
         )

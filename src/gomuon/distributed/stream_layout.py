@@ -107,7 +107,7 @@ def _dtypes(slot: Slot) -> str:
 def _units(index: int, capture: ModelCapture, owners: Mapping[Tensor, int]) -> list[StreamUnit]:
     group, wanted = capture.groups[index], capture.shapes(index)
     readers: dict[Tensor, list[Tensor]] = {}
-    for parameter in wanted:
+    for parameter in (p for p in wanted if p in owners):  # not those that only this rank has
         readers.setdefault(group.leader_of(parameter), []).append(parameter)
     return [
         StreamUnit(index, tuple(unit), tuple(_slots(unit, wanted, owners)))

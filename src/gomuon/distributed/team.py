@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from gomuon.capture.hooks import WrapperHook
+from gomuon.capture.hooks import WrapperHook, unwrapped
 from gomuon.capture.model import ModelCapture
 from gomuon.geometry.base import Geometry
 from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.layout import Layout, MatrixParameter
-from gomuon.parameters.sharding import is_sharded, local
+from gomuon.parameters.sharding import is_fully_sharded, is_sharded, local
 from gomuon.parameters.stacks import Layer, Participants
 from gomuon.parameters.tensor_shards import TensorShard
 
@@ -31,6 +31,8 @@ class Team(Protocol):
     """The ranks that work together in a step."""
 
     size: int
+    """The number of ranks that share the work."""
+    averaged: int
     """The number of ranks whose gradients are averaged."""
     rank: int
     waits_for_others: bool
@@ -126,6 +128,7 @@ class Alone:
     """A team of one process. It computes everything and sends nothing."""
 
     size = 1
+    averaged = 1
     rank = 0
     waits_for_others = False
 
@@ -224,6 +227,14 @@ class TeamFinder:
             map(is_sharded, model.parameters())
         ):  # with fully_shard the team is known already
             self.wrapper.watch(model)
+        self._note_ignored(unwrapped(model))
+
+    def _note_ignored(self, model: nn.Module | None = None) -> None:
+        """Note which parameters the wrapper ignores: they are this rank's own."""
+        ignored = self.wrapper.ignored()
+        if model is not None and is_fully_sharded(model):
+            ignored |= {p for p in model.parameters() if not is_sharded(p)}
+        self._layout.ignored |= {p for p in ignored if not is_sharded(p)}
 
     def team(self, groups: Sequence[Group]) -> tuple[Team, bool]:
         """The team for these parameter groups, and whether it has changed since the last call.
@@ -232,6 +243,7 @@ class TeamFinder:
             ValueError: `work` or the process group does not fit how the parameters are sharded.
         """
         if self._found is None or (self.may_be_wrapped and self.wrapper.found):
+            self._note_ignored()
             self._found = self._new_team(groups) if is_distributed() else None
         team = ALONE if self._found is None else self._found
         changed = self._last is not None and team is not self._last
@@ -258,7 +270,7 @@ class TeamFinder:
 
     def _is_shared(self, parameter: Tensor) -> bool:
         """Whether several ranks are known to have the same matrix, or rows of it."""
-        place = self._layout.shards.get(parameter)
+        place = self._layout.blocks.get(parameter)
         if place is None or not is_sharded(parameter):
             return is_sharded(parameter) or (place is not None and self.process_group is not None)
         mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
@@ -293,6 +305,8 @@ class TeamFinder:
         sharded = next((p for p in parameters if is_sharded(p)), None)
         self.may_be_wrapped = False
         divided = [self._layout.shards[p] for p in parameters if p in self._layout.shards]
+        if divided and self._layout.gathers:
+            return self._team_of_wholes(local(parameters[0]).device)
         if divided:
             return self._team_of_blocks(parameters, divided[0])
         if work == "auto":
@@ -307,11 +321,11 @@ class TeamFinder:
         from gomuon.distributed.ranks import Ranks
         from gomuon.distributed.replicated import Replicated
 
-        ranks = Ranks(self.group_of_ranks, local(parameters[0]).device)
+        ranks, own = Ranks(self.group_of_ranks, local(parameters[0]).device), self._layout.own
         if sharded is None:
             if ranks.size == 1:
                 return ALONE
-            return Owners(ranks) if work == "shared" else Replicated(ranks)
+            return Owners(ranks, own=own) if work == "shared" else Replicated(ranks, own)
         if work != "shared":
             raise ValueError(
                 f"work={work!r} needs whole parameters on each rank, but these are sharded; use "
@@ -323,7 +337,7 @@ class TeamFinder:
                 f"parameters are sharded over {mesh.size()} ranks, but the process group has "
                 f"{ranks.size}; pass process_group= with the group of exactly those ranks"
             )
-        return Owners(ranks)
+        return Owners(ranks, own=own)
 
     def _team_of_blocks(self, parameters: Sequence[Tensor], place: TensorShard) -> Team:
         """The team under tensor parallelism; `place` is that of any parameter."""
@@ -333,6 +347,7 @@ class TeamFinder:
         from gomuon.distributed.tensor_blocks import Blocks
 
         device, work = local(parameters[0]).device, self._settings["work"]
+        own = self._layout.own
         rows = next((group for p in parameters if (group := self._group_of_rows(p))), None)
         same: Team = ALONE
         if rows is not None:
@@ -341,17 +356,33 @@ class TeamFinder:
                     f"work={work!r} needs whole blocks on each rank, but fully_shard has divided "
                     'their rows; use work="shared"'
                 )
-            same = Owners(Ranks(rows, device), self._layout.shards)
+            same = Owners(Ranks(rows, device), self._layout.shards, own)
         elif self.process_group is not None and work in ("auto", "shared"):
-            same = Owners(Ranks(self.process_group, device), self._layout.shards)
+            same = Owners(Ranks(self.process_group, device), self._layout.shards, own)
         elif self.process_group is not None and work == "replicated":
-            same = Replicated(Ranks(self.process_group, device))
+            same = Replicated(Ranks(self.process_group, device), own)
         elif work in ("shared", "replicated"):
             raise ValueError(
                 f"work={work!r} under tensor parallelism needs process_group= with the ranks that "
                 "have the same blocks and average their gradients"
             )
-        return Blocks(same, Ranks(place.mesh.get_group(), device))
+        return Blocks(same, Ranks(place.mesh.get_group(), device), own)
+
+    def _team_of_wholes(self, device: Any) -> Team:
+        """The team under tensor parallelism that gathers whole matrices."""
+        from gomuon.distributed.ranks import Ranks
+        from gomuon.distributed.tensor_wholes import Wholes, grid_of, mesh_of
+
+        if (work := self._settings["work"]) not in ("auto", "shared"):
+            raise ValueError(
+                f'work={work!r} with tensor_parallel="exact" is not possible: no rank has whole '
+                'matrices, so they need owners; use work="shared", or tensor_parallel="blocks"'
+            )
+        shards = self._layout.shards
+        mesh = mesh_of(shards)
+        given = self.process_group
+        ranks = Ranks(mesh.get_group() if given is None and mesh.ndim == 1 else given, device)
+        return Wholes(ranks, shards, grid_of(mesh, ranks), self._layout.own)
 
     def _group_of_rows(self, parameter: Tensor) -> Any:
         """The process group over which `fully_shard` divides a parameter's rows, if any."""
@@ -362,7 +393,7 @@ class TeamFinder:
         if len(along) > 1:
             raise ValueError(
                 f"parameters are divided over {mesh.ndim} dimensions of ranks; expected at most "
-                "one for fully_shard and one for tensor parallelism"
+                'one for fully_shard and one for tensor parallelism, or tensor_parallel="exact"'
             )
         return mesh.get_group(along[0]) if along else None
 

@@ -6,7 +6,7 @@ together. The ranks that have the *same* blocks (data parallelism) are a team of
 team does all the work.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any
@@ -30,16 +30,18 @@ class Blocks:
     Args:
         same: the ranks that have this rank's blocks.
         ranks: the ranks that divide the layers.
+        own: parameters that only this rank has.
     """
 
     waits_for_others = True
 
-    def __init__(self, same: Team, ranks: Ranks) -> None:
+    def __init__(self, same: Team, ranks: Ranks, own: Collection[Tensor] = ()) -> None:
         self.same = same
         self.ranks = ranks
         self.size = same.size
+        self.averaged = same.averaged
         self.rank = same.rank
-        self.agreement = Agreement(ranks)
+        self.agreement = Agreement(ranks, own)
         self._raised_together = False
 
     def agree(

@@ -217,6 +217,9 @@ class GoMuon(MatrixOptimizer):
             computes everything (only for models that are not sharded). "alone": nothing is sent.
             "auto": "shared" if the model is wrapped in DDP, now or later, or sharded by
             fully_shard; otherwise "alone".
+        tensor_parallel: for layers divided by `parallelize_module`. "blocks": each rank's part of a
+            layer is a matrix of its own, and nothing is sent between parts. "exact": whole matrices
+            are gathered at their owners, and steps are those of a single process.
         process_group: the ranks that train the model; by default DDP's group, or all ranks.
 
     Raises:

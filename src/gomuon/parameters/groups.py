@@ -1,6 +1,7 @@
 """Parameter groups: which parameters are matrices, and their names."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -39,8 +40,13 @@ def named(group: Group, index: int) -> Iterator[tuple[str, Tensor]]:
         yield parameter_name(group, index, position), parameter
 
 
-def with_groups(table: RoutingTable, groups: Sequence[Group]) -> RoutingTable:
-    """The table, with the groups' parameters that are not in it added."""
+def with_groups(
+    table: RoutingTable, groups: Sequence[Group], own: Collection[Tensor] = ()
+) -> RoutingTable:
+    """The table, with the groups' parameters that are not in it added.
+
+    `own` are those that only this rank has.
+    """
     listed = {route.parameter for route in table}
     added = [
         Route(
@@ -53,7 +59,12 @@ def with_groups(table: RoutingTable, groups: Sequence[Group]) -> RoutingTable:
         for name, parameter in named(group, index)
         if parameter not in listed
     ]
-    return RoutingTable([*table, *added])
+    return RoutingTable(
+        replace(route, reason=f"{route.reason}; this rank's own")
+        if route.parameter in own
+        else route
+        for route in (*table, *added)
+    )
 
 
 def names_of_model(params: Any, groups: Sequence[Group], model: nn.Module | None) -> Any:

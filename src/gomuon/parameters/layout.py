@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -18,6 +18,7 @@ from gomuon.parameters.tensor_shards import TensorShard
 
 Group = Mapping[str, Any]
 State = Mapping[Tensor, dict[str, Any]]
+Kind = TypeVar("Kind", bound=Layer)
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,11 @@ class MatrixParameter:
     @property
     def layer(self) -> Layer:
         """The layer, for a rank that has the whole parameter."""
-        return Layer(self.name, self.parameter, self.state, self.spec, self.phase, self.keeping)
+        return self.layer_as(Layer)
+
+    def layer_as(self, kind: type[Kind]) -> Kind:
+        """The layer, as one of these."""
+        return kind(self.name, self.parameter, self.state, self.spec, self.phase, self.keeping)
 
 
 @dataclass
@@ -50,6 +55,9 @@ class Layout:
             its matrices.
         wide: entries of the state that are kept as computed whatever `state_dtype` says.
         shards: the places of parameters in tensor parallelism; empty without it.
+        gathers: whether whole matrices are gathered under tensor parallelism; otherwise each rank's
+            block is a matrix of its own.
+        ignored: parameters that the wrapper around the model leaves to each rank.
     """
 
     patterns: Mapping[str, LayerSpec] = field(default_factory=dict)
@@ -59,6 +67,33 @@ class Layout:
     captured: bool = False
     wide: frozenset[str] = frozenset()
     shards: dict[Tensor, TensorShard] = field(default_factory=dict)
+    gathers: bool = False
+    ignored: frozenset[Tensor] = frozenset()
+
+    @property
+    def own(self) -> frozenset[Tensor]:
+        """Parameters that only this rank has, such as its experts."""
+        return self.own_among(self.specs)
+
+    def own_among(self, specs: Mapping[Tensor, LayerSpec]) -> frozenset[Tensor]:
+        """The same, with other specs."""
+        said = {p: spec.ranks for p, spec in specs.items() if spec.ranks is not None}
+        ignored = (p for p in self.ignored if p not in said)
+        return frozenset((*ignored, *(p for p, ranks in said.items() if ranks == "own")))
+
+    @property
+    def blocks(self) -> Mapping[Tensor, TensorShard]:
+        """The places of parameters of which each rank's part is a matrix of its own."""
+        return {} if self.gathers else self.shards_without(self.own)
+
+    @property
+    def gathered(self) -> Mapping[Tensor, TensorShard]:
+        """The places of parameters that are gathered."""
+        return self.shards_without(self.own) if self.gathers else {}
+
+    def shards_without(self, own: frozenset[Tensor]) -> Mapping[Tensor, TensorShard]:
+        """The places of parameters that this rank shares with others."""
+        return {p: shard for p, shard in self.shards.items() if p not in own}
 
     def spec_of(self, parameter: Tensor, group: Group) -> LayerSpec:
         """How a parameter is cut in a group with these settings."""

@@ -66,13 +66,14 @@ class RoutingTable(tuple[Route, ...]):
         return "\n".join(lines)
 
 
-def route(model: nn.Module, routes: Routes = None) -> RoutingTable:
+def route(model: nn.Module, routes: Routes = None, *, gathers: bool = False) -> RoutingTable:
     """Give every parameter of `model` a treatment.
 
     Args:
         model: the model to train.
         routes: overrides. Either a dict from glob patterns of parameter names to treatments, or a
             function of (name, module, parameter) that returns a treatment or None.
+        gathers: whether whole matrices are gathered under tensor parallelism.
 
     Raises:
         ValueError: the model has no parameter or no hidden matrix, a parameter cannot be trained,
@@ -98,7 +99,7 @@ def route(model: nn.Module, routes: Routes = None) -> RoutingTable:
             treatment, reason = _treatment(parameter, homes, head)
         elif treatment != "frozen":
             check_trainable(name, parameter, divided=parameter in shards)
-        if parameter in shards and (place := shards[parameter].describe()):
+        if parameter in shards and (place := shards[parameter].describe(gathered=gathers)):
             reason = f"{reason}; {place}"
         table.append(Route(name, parameter, treatment, reason))
     result = RoutingTable(table)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor, nn
@@ -11,8 +12,9 @@ from gomuon.errors import describe_value
 from gomuon.parameters.routing import Route, RoutingTable, plain_name, select
 from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
 from gomuon.parameters.sampling import Sampling
+from gomuon.parameters.sharding import is_sharded
 from gomuon.parameters.side_forms import SideChoice, SideForm, choice_of, form_of
-from gomuon.parameters.tensor_shards import INPUTS, OUTPUTS, TensorShard, tensor_shards
+from gomuon.parameters.tensor_shards import INPUTS, OUTPUTS, TensorShard
 
 Group = Mapping[str, Any]
 
@@ -54,6 +56,9 @@ class LayerSpec:
             captured. "identity": nothing is captured. None: as `block`, `block_size` and `max_side`
             say.
         inputs: the same for the input side.
+        ranks: which ranks have the parameter. "own": only this rank, as one of its experts; then it
+            is neither compared with those of other ranks nor computed by them. "shared": all that
+            train the model. None: this rank's own if DDP or `fully_shard` was told to ignore it.
         shard: the block that this rank has under tensor parallelism, which is then cut further.
             `parallelize_module` decides it, not the user.
     """
@@ -68,6 +73,7 @@ class LayerSpec:
     rows: int | None = None
     outputs: SideChoice | None = None
     inputs: SideChoice | None = None
+    ranks: str | None = None
     shard: TensorBlock | None = None
 
     @property
@@ -100,6 +106,7 @@ DEFAULT_SPEC = LayerSpec()
 ROWS_PER_INPUT = 2
 FEWEST_ROWS = 256
 _FORMS = ("whole", "diagonal", "identity")
+_RANKS = (None, "own", "shared")
 
 
 def check_spec(name: str, parameter: Tensor, spec: LayerSpec) -> None:
@@ -111,6 +118,16 @@ def check_spec(name: str, parameter: Tensor, spec: LayerSpec) -> None:
         raise ValueError(
             f"rows of {name!r} must be None or a whole number >= 1, got "
             f"{describe_value(spec.rows)}; change its LayerSpec"
+        )
+    if spec.ranks not in _RANKS:
+        raise ValueError(
+            f'ranks in the LayerSpec of {name!r} must be None, "own" or "shared", got '
+            f"{describe_value(spec.ranks)}"
+        )
+    if spec.ranks == "own" and is_sharded(parameter):
+        raise ValueError(
+            f'{name!r} has ranks="own" in its LayerSpec, but it is a DTensor, and torch knows '
+            "which ranks have it; leave ranks out, or keep this rank's part as a plain parameter"
         )
     m, n = matrix_sides(parameter, spec)
     for side, size, blocks in (("rows", m, spec.row_blocks), ("columns", n, spec.column_blocks)):
@@ -166,28 +183,31 @@ def with_shard(name: str, spec: LayerSpec, parameter: Tensor, shard: TensorShard
     if heads > 1 and heads % shard.parts:
         raise ValueError(
             f"{key}={heads} in the LayerSpec of {name!r} cannot be divided among {shard.parts} "
-            "ranks; choose a number of ranks that divides it"
+            'ranks; choose a number of ranks that divides it, or tensor_parallel="exact"'
         )
     if along_outputs and spec.parts > 1:
         raise ValueError(
             f"{name!r} has {spec.parts} fused layers, and tensor parallelism divides its outputs "
-            "without regard to them; use separate layers"
+            'without regard to them; use separate layers, or tensor_parallel="exact"'
         )
     cut: dict[str, int] = {key: max(1, heads // shard.parts)}
     return replace(spec, **cut, shard=block)  # type: ignore[arg-type]
 
 
-def joined_biases(model: nn.Module, table: RoutingTable) -> RoutingTable:
+def joined_biases(
+    model: nn.Module,
+    table: RoutingTable,
+    blocks: Mapping[Tensor, TensorShard] = MappingProxyType({}),
+) -> RoutingTable:
     """Route biases like their weights, for recipes that join them to the weight as a column.
 
-    Not that of a row-parallel layer: every rank has a block of the weight's columns, but the same
-    bias.
+    Not that of a row-parallel layer whose blocks are matrices: every rank has a block of the
+    weight's columns, but the same bias.
     """
-    shards = tensor_shards(model)
     matrices = {
         route.parameter
         for route in table.treated("matrix")
-        if route.parameter not in shards or shards[route.parameter].dim != INPUTS
+        if route.parameter not in blocks or blocks[route.parameter].dim != INPUTS
     }
     joined = {
         module.bias
@@ -301,5 +321,5 @@ def with_settings(spec: LayerSpec, parameter: Tensor, group: Group, *, captured:
 def _with_block_size(spec: LayerSpec, group: Group) -> LayerSpec:
     """The spec, cut into blocks of the group's `block_size` if it has this setting."""
     size = group.get("block_size")
-    is_uncut = replace(spec, transposed=False, rows=None, shard=None) == DEFAULT_SPEC
+    is_uncut = replace(spec, transposed=False, rows=None, ranks=None, shard=None) == DEFAULT_SPEC
     return replace(spec, block=size) if size is not None and is_uncut else spec

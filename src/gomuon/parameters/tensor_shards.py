@@ -51,11 +51,13 @@ class TensorShard:
             for dim, size in enumerate(parameter.shape)
         )
 
-    def describe(self) -> str:
-        """For the routing table."""
+    def describe(self, *, gathered: bool) -> str:
+        """For the routing table. `gathered` says that the whole matrix is computed."""
         if self.dim is None:
             return ""
         kind = "column" if self.dim == OUTPUTS else "row"
+        if gathered:
+            return f"{kind}-parallel, gathered from {self.parts} ranks"
         return f"{kind}-parallel, block {self.index} of {self.parts}"
 
 
