@@ -31,6 +31,7 @@ from gomuon.parameters.keeping import wait_for_copies
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.routing import Routes, RoutingTable, check_trainable, route
 from gomuon.parameters.sharding import local_gradient
+from gomuon.parameters.shares import few_matrices
 from gomuon.parameters.specs import (
     DEFAULT_SPEC,
     LayerSpec,
@@ -56,6 +57,7 @@ class Common(TypedDict, total=False):
     adamw: AdamWSettings | None
     routes: Routes
     specs: Mapping[str, LayerSpec] | None
+    example_input: Any
     loss_reduction: str
     nonfinite: str
     work: str
@@ -79,6 +81,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         adamw: AdamWSettings | None = None,
         routes: Routes = None,
         specs: Mapping[str, LayerSpec] | None = None,
+        example_input: Any = None,
         loss_reduction: str = "mean",
         nonfinite: str = "raise",
         work: str = "auto",
@@ -100,15 +103,18 @@ class MatrixOptimizer(torch.optim.Optimizer):
         if isinstance(params, nn.Module):
             model = unwrapped(params)
             self._layout.shards = tensor_shards(model)
-            table = route(model, routes)
+            table = route(model, routes, example_input)
             table = joined_biases(model, table) if recipe.joins_bias else table
-            self._layout.table = recipe.model_use.route(model, table)
-            super().__init__(recipe.model_use.groups(self._layout.table, defaults), defaults)
+            self._layout.table = table = recipe.model_use.route(model, table)
+            super().__init__(recipe.model_use.groups(table, defaults), defaults)
             self._watch_steps()
             self.attach(params)
+            self._reports.warn_if(few_matrices(table))
             return
-        if routes is not None or specs is not None:
-            raise ValueError("routes and specs need the model: pass the model, not its parameters")
+        if not (routes is specs is example_input is None):
+            raise ValueError(
+                "routes, specs and example_input need the model: pass the model, not its parameters"
+            )
         if not isinstance(params, Iterable):
             raise TypeError(
                 "params must be a model, parameters or parameter groups, got "

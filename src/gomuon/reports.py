@@ -23,6 +23,11 @@ class Reports:
             self._given.add(message)
             _warn(message)
 
+    def warn_if(self, message: str | None) -> None:
+        """Warn once, if there is a message."""
+        if message is not None:
+            self.warn_once(message)
+
     def count_failures(self, layers: Iterable[Layer]) -> None:
         """Count results that could not be used, and warn once for each layer."""
         for layer in layers:

@@ -200,6 +200,11 @@ class GoMuon(MatrixOptimizer):
         routes: overrides of the routing, {pattern: "matrix" | "adamw" | "frozen"} or a function of
             (name, module, parameter).
         specs: how parameters are cut, {pattern: LayerSpec}, for heads, fused qkv and long sides.
+        example_input: what the model is called with: a tensor, a tuple of positional arguments or a
+            dict of keyword arguments. One forward pass in evaluation mode then finds the output
+            heads: the linear layers and convolutions whose outputs reach the model's output past no
+            other. Nothing in the model stays changed. None: heads are found by rules
+            (docs/routing.md).
         loss_reduction: "mean" if the loss averages over examples, "sum" if it adds them up.
         nonfinite: what to do if a gradient has NaN, infinity or numbers whose squares overflow:
             "raise" an error, "skip" the step, or "allow" it. On an accelerator no step waits for

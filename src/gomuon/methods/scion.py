@@ -1,6 +1,7 @@
 """Scion: the linear minimisation oracle of one norm for hidden layers, of another for the head."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,7 +10,7 @@ from gomuon.functional.polar_factor import polar
 from gomuon.geometry.base import Geometry
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.groups import groups_of
-from gomuon.parameters.routing import Route, RoutingTable
+from gomuon.parameters.routing import RoutingTable
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import ModelUse, Recipe
 from gomuon.recipes.registry import register
@@ -35,9 +36,14 @@ def constrained_or_decayed(stack: Stack, group: Group) -> tuple[float | Tensor, 
     return 1 - group["lr"] * (1.0 if group["constrained"] else group["weight_decay"]), None
 
 
+def _is_whole_head(reason: str) -> bool:
+    """Whether it is a head that is neither tied nor divided among ranks."""
+    return reason.startswith("output head (") and reason.endswith(")")
+
+
 def _head_as_matrix(model: nn.Module, table: RoutingTable) -> RoutingTable:
     return RoutingTable(
-        Route(r.name, r.parameter, "matrix", _SIGN) if r.reason == "output head" else r
+        replace(r, treatment="matrix", reason=_SIGN) if _is_whole_head(r.reason) else r
         for r in table
     )
 

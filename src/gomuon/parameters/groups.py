@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gomuon.parameters.routing import Route, RoutingTable, plain_name
+from gomuon.parameters.routing import Route, RoutingTable, kind_of, plain_name
 
 Group = Mapping[str, Any]
 
@@ -48,6 +48,7 @@ def with_groups(table: RoutingTable, groups: Sequence[Group]) -> RoutingTable:
             parameter,
             "matrix" if is_matrix(group, parameter) else "adamw",
             f"{parameter.ndim} dimensions" if group["treatment"] == "auto" else "set by its group",
+            kind=kind_of(name, parameter),
         )
         for index, group in enumerate(groups)
         for name, parameter in named(group, index)

@@ -149,6 +149,7 @@ class Recipe:
             "adamw": None,
             "routes": None,
             "specs": None,
+            "example_input": None,
             **common,
             "process_group": None,
         }
