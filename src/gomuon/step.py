@@ -21,7 +21,7 @@ from gomuon.parameters.late_check import LateCheck
 from gomuon.parameters.layout import Layout, State
 from gomuon.parameters.stacks import Layer, Participants, Stack, note_layers_on_error, stacked
 from gomuon.recipes.recipe import Recipe
-from gomuon.recipes.stations import Pending
+from gomuon.recipes.stations import Pending, cautious
 from gomuon.reports import Reports
 from gomuon.threads.spreading import concurrently, cores_for_workers
 
@@ -239,8 +239,11 @@ class Step:
         recipe, lr = self.recipe, group["lr"]
         directions = self.directions(present.stacks, group)  # (30)–(34)
         for stack, source, D in recipe.trust(directions, group, team.total):
-            U = recipe.scale(D, stack, group)  # √max(1, m/n)·D_t
+            scale = recipe.rms_scale if group.get("lr_scale") == "adamw" else recipe.scale
+            U = scale(D, stack, group)  # √max(1, m/n)·D_t
             factor, drift = recipe.decay(stack, group)
+            if group.get("cautious_decay"):
+                factor, drift = cautious(factor, drift, U, stack)
             stack.move(factor, lr * U if drift is None else drift + lr * U)  # (35) W_{t+1}
             stack.count_update()
             for observe in self.observers:

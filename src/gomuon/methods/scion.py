@@ -14,7 +14,15 @@ from gomuon.parameters.routing import RoutingTable
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import ModelUse, Recipe
 from gomuon.recipes.registry import register
-from gomuon.recipes.stations import MUON, Group, aspect, lerp_momentum, rate
+from gomuon.recipes.stations import (
+    MUON,
+    Group,
+    aspect,
+    lerp_momentum,
+    measured_rms_scale,
+    rate,
+    rms_scale,
+)
 from gomuon.recipes.work import Matrices, StepWork, Work, plain_polar_work
 from gomuon.settings import FLAG, NOT_NEGATIVE, Setting, one_of, with_defaults
 
@@ -29,6 +37,11 @@ def polar_or_sign(X: Tensor, stack: Stack, group: Group) -> Tensor:
 def radius_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
     """D times the radius of the norm ball, and times √(m/n) if the norm is spectral."""
     return group["radius"] * (1.0 if group["norm"] == "sign" else aspect(D, clipped=False)) * D
+
+
+def rms_or_sign(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """AdamW's root mean square for either norm; radii play no part."""
+    return (measured_rms_scale if group["norm"] == "sign" else rms_scale)(D, stack, group)
 
 
 def constrained_or_decayed(stack: Stack, group: Group) -> tuple[float | Tensor, Tensor | None]:
@@ -52,7 +65,7 @@ def _head_in_its_own_group(
     table: RoutingTable, settings: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     heads = [r for r in table if r.reason == _SIGN]
-    others = groups_of(RoutingTable(r for r in table if r.reason != _SIGN))
+    others = groups_of(RoutingTable(r for r in table if r.reason != _SIGN), settings)
     own = {
         "params": [(r.name, r.parameter) for r in heads],
         "treatment": "matrix",
@@ -73,6 +86,7 @@ RECIPE = Recipe(
     source=lerp_momentum,
     direction=polar_or_sign,
     scale=radius_scale,
+    rms_scale=rms_or_sign,
     decay=constrained_or_decayed,
     settings={
         **rate(1e-3),

@@ -5,20 +5,29 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from gomuon.parameters.rates import has_one_rate
 from gomuon.parameters.routing import Route, RoutingTable, kind_of, plain_name
+from gomuon.parameters.shares import decays
 
 Group = Mapping[str, Any]
 
 
-def groups_of(table: RoutingTable) -> list[dict[str, Any]]:
-    """One group for the matrices and one for AdamW, so that each has its own lr."""
-    groups = [
-        {
-            "params": [(route.name, route.parameter) for route in table.treated(treatment)],
-            "treatment": treatment,
-        }
-        for treatment in ("matrix", "adamw")
+def groups_of(table: RoutingTable, settings: Group) -> list[dict[str, Any]]:
+    """One group for the matrices and one for AdamW, so that each has its own lr.
+
+    If they have one rate and one decay, biases and vectors are a group of their own: they do not
+    decay.
+    """
+    adamw = table.treated("adamw")
+    vectors = [r for r in adamw if r.kind == "vector"] if has_one_rate(settings, settings) else []
+    others = [r for r in adamw if r.kind != "vector" or not vectors]
+    groups: list[dict[str, Any]] = [
+        {"params": table.treated("matrix"), "treatment": "matrix"},
+        {"params": others, "treatment": "adamw"},
+        {"params": vectors, "treatment": "adamw", "weight_decay": 0.0},
     ]
+    for group in groups:
+        group["params"] = [(route.name, route.parameter) for route in group["params"]]
     return [group for group in groups if group["params"]]
 
 
@@ -40,7 +49,7 @@ def named(group: Group, index: int) -> Iterator[tuple[str, Tensor]]:
 
 
 def with_groups(table: RoutingTable, groups: Sequence[Group]) -> RoutingTable:
-    """The table, with the groups' parameters that are not in it added."""
+    """The table, with the groups' parameters that are not in it added, and what decays."""
     listed = {route.parameter for route in table}
     added = [
         Route(
@@ -54,7 +63,13 @@ def with_groups(table: RoutingTable, groups: Sequence[Group]) -> RoutingTable:
         for name, parameter in named(group, index)
         if parameter not in listed
     ]
-    return RoutingTable([*table, *added])
+    whole = RoutingTable([*table, *added])
+    return whole.with_note(decays(whole, {p: _decay(g, p) for g in groups for p in g["params"]}))
+
+
+def _decay(group: Group, parameter: Tensor) -> float:
+    of_adamw = group["treatment"] == "auto" and not is_matrix(group, parameter)
+    return float(group["adamw"]["weight_decay"] if of_adamw else group["weight_decay"])
 
 
 def names_of_model(params: Any, groups: Sequence[Group], model: nn.Module | None) -> Any:

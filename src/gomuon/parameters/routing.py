@@ -54,14 +54,25 @@ class Route:
 
 
 class RoutingTable(tuple[Route, ...]):
-    """The routes of a model, in the order of its parameters. Prints as a table."""
+    """The routes of a model, in the order of its parameters. Prints as a table.
+
+    `note` is a further line.
+    """
+
+    note: str = ""
 
     def treated(self, treatment: Treatment) -> list[Route]:
         return [route for route in self if route.treatment == treatment]
 
     def with_geometry(self, geometry: Mapping[Tensor, str]) -> "RoutingTable":
         """The table, with the geometry of matrices by parameter."""
-        return RoutingTable(replace(r, geometry=geometry.get(r.parameter, "")) for r in self)
+        table = (replace(r, geometry=geometry.get(r.parameter, "")) for r in self)
+        return RoutingTable(table).with_note(self.note)
+
+    def with_note(self, note: str) -> "RoutingTable":
+        """The same table; with this line at the end, if it is not empty."""
+        self.note = note
+        return self
 
     def __str__(self) -> str:
         columns: dict[str, list[str]] = {
@@ -79,7 +90,7 @@ class RoutingTable(tuple[Route, ...]):
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in table
         ]
-        return "\n".join([*lines, *filter(None, [shares(self)])])
+        return "\n".join([*lines, *filter(None, [shares(self), self.note])])
 
 
 def route(model: nn.Module, routes: Routes = None, example_input: Any = None) -> RoutingTable:

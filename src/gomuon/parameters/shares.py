@@ -1,7 +1,9 @@
 """What a routing table amounts to: how much of a model is treated how, in one line."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 if TYPE_CHECKING:
     from gomuon.parameters.routing import Route
@@ -70,6 +72,21 @@ def few_matrices(table: "Sequence[Route]") -> str | None:
         f"heads) are matrices; AdamW updates the rest, first of all {named}{more}. "
         'routing_table() shows all of them, and routes={pattern: "matrix"} changes them'
     )
+
+
+def decays(table: "Sequence[Route]", decay_of: Mapping[Tensor, float]) -> str:
+    """One line: which parameters decay, and which do not. Empty if none does."""
+    labels: dict[float, list[str]] = {}
+    for route in table:
+        if not route.is_frozen and route.parameter in decay_of:
+            label = "matrices" if route.treatment == "matrix" else _KINDS[route.kind]
+            known = labels.setdefault(decay_of[route.parameter], [])
+            if label not in known:
+                known.append(label)
+    if not any(labels):
+        return ""
+    parts = [f"{decay:g} for {', '.join(labels[decay])}" for decay in sorted(labels, reverse=True)]
+    return f"weight decay: {'; '.join(parts)}"
 
 
 def _numbers(routes: "Iterable[Route]") -> int:
