@@ -218,9 +218,10 @@ class GoMuon(MatrixOptimizer):
             (docs/routing.md).
         loss_reduction: "mean" if the loss averages over examples, "sum" if it adds them up.
         nonfinite: what to do if a gradient has NaN, infinity or numbers whose squares overflow:
-            "raise" an error, "skip" the step, or "allow" it. On an accelerator no step waits for
-            the answer: gradients that cannot be used count as zero, and the error or the count
-            comes at a later step. Several ranks do wait, to agree.
+            "raise" an error, "skip" the step, or "allow" it: nothing is checked, and NaN reaches
+            the weights as with torch's optimizers. On an accelerator no step waits for the answer:
+            gradients that cannot be used count as zero, and the error or the count comes at a later
+            step. Several ranks do wait, to agree.
         work: how several ranks work. "shared": each matrix has one owner. "replicated": every rank
             computes everything (only for models that are not sharded). "alone": nothing is sent.
             "auto": "shared" if the model is wrapped in DDP, now or later, or sharded by

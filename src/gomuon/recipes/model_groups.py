@@ -51,7 +51,9 @@ def groups_and_model(
     return params, model
 
 
-def routed(recipe: Recipe, model: nn.Module, routes: Routes, example_input: Any) -> RoutingTable:
+def routed(
+    recipe: Recipe, model: nn.Module, routes: Routes = None, example_input: Any = None
+) -> RoutingTable:
     """The routing of a model, as a method changes it."""
     table = route(model, routes, example_input)
     table = joined_biases(model, table) if recipe.joins_bias else table
