@@ -102,7 +102,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
             raise TypeError(f"specs must be a dict or None, got {describe_value(specs)}")
         check_group(process_group)
         self._make_collaborators(Layout(dict(specs or {})), defaults, process_group)
-        of_model = {"routes": routes, "example_input": example_input, "overrides": overrides}
+        of_model: dict[str, Any] = {"routes": routes, "overrides": overrides}
+        of_model["example_input"] = example_input
         given, model = groups_and_model(recipe, params, model, {"specs": specs, **of_model})
         if model is not None:
             inner = unwrapped(model)

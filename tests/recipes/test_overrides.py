@@ -157,7 +157,7 @@ def test_what_is_not_trained_cannot_be_overridden() -> None:
 
 
 def test_it_needs_the_model() -> None:
-    with pytest.raises(ValueError, match="overrides need the model"):
+    with pytest.raises(ValueError, match="need the model"):
         GoMuon(Deep().parameters(), overrides={"*": {"lr": 0.1}})
 
 

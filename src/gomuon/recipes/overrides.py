@@ -48,12 +48,11 @@ def overridden(
     groups = [dict(group) for group in groups]
     if overrides is None:
         return groups
-    treatments = {route.parameter: route.treatment for route in table}
+    treatments = {route.name: route.treatment for route in table}
     chosen = _chosen(overrides, table, model)
     for name, (where, override) in chosen.items():
         _check_values(where, override, settings)
-        parameter = next(route.parameter for route in table if route.name == name)
-        if treatments[parameter] == "frozen":
+        if treatments[name] == "frozen":
             raise ValueError(
                 f"{where} cannot apply to {name!r}, which is not trained; narrow the pattern, or "
                 "train the parameter"
