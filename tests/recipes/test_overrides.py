@@ -156,6 +156,18 @@ def test_what_is_not_trained_cannot_be_overridden() -> None:
         GoMuon(Deep(), routes={"tokens.*": "frozen"}, overrides={"tokens.*": {"lr": 0.1}})
 
 
+def test_an_empty_override_leaves_its_parameters_as_they_are() -> None:
+    optimizer = GoMuon(
+        Deep(),
+        routes={"tokens.*": "frozen"},
+        overrides={"*.bias": {}, "*norm*": {}, "tokens.*": {}, "blocks.*": {"momentum": 0.5}},
+    )
+    momenta = settings_of(optimizer, "momentum")
+    assert momenta["blocks.0.up.weight"] == 0.5
+    assert momenta["blocks.0.up.bias"] == 0.8
+    assert len(optimizer.param_groups) == 2  # no matrix is without an override
+
+
 def test_it_needs_the_model() -> None:
     with pytest.raises(ValueError, match="need the model"):
         GoMuon(Deep().parameters(), overrides={"*": {"lr": 0.1}})

@@ -52,7 +52,7 @@ def overridden(
     chosen = _chosen(overrides, table, model)
     for name, (where, override) in chosen.items():
         _check_values(where, override, settings)
-        if treatments[name] == "frozen":
+        if override and treatments[name] == "frozen":
             raise ValueError(
                 f"{where} cannot apply to {name!r}, which is not trained; narrow the pattern, or "
                 "train the parameter"
