@@ -20,7 +20,8 @@ def adamw_step(
     """One update in place. Moments are float32 or wider for every parameter dtype.
 
     If the group's treatment is not "adamw", its `lr` is the rate of matrices. AdamW's own rate is
-    then scaled by `lr` / `base_lr`.
+    then scaled by `lr` / `base_lr`, and is `lr` itself with `lr_scale="adamw"`. With
+    `cautious_decay` a weight decays only where the update moves it the same way.
 
     Args:
         parameters: the parameters with gradients, and their states.
@@ -32,7 +33,8 @@ def adamw_step(
     settings = group["adamw"]
     lr, weight_decay = _rate_on_host(group["lr"]), group["weight_decay"]
     if group["treatment"] != "adamw":
-        lr = settings["lr"] * (lr / group["base_lr"])
+        if group.get("lr_scale") != "adamw" or settings["lr"] != group["base_lr"]:
+            lr = settings["lr"] * (lr / group["base_lr"])
         weight_decay = settings["weight_decay"]
     for parameter, state in parameters:
         if "exp_avg" not in state:
@@ -52,12 +54,21 @@ def adamw_step(
     contiguous = [copy for _, copy in copies]
     count, on_cpu = len(weights), all(parameter.device.type == "cpu" for parameter in weights)
     beta1, beta2 = settings["betas"]
+    gradients = [
+        where_usable(usable, _contiguous(local(_gradient(p)), working_dtype(p)))
+        for p, _ in parameters
+    ]
+    is_cautious = bool(group.get("cautious_decay")) and float(weight_decay) != 0
+    decays = []
+    if is_cautious:  # AdamW's update has the signs of its mean
+        means_after = torch._foreach_lerp(contiguous[count : 2 * count], gradients, 1 - beta1)
+        decays = [
+            torch.where(mean * weight >= 0, lr * weight_decay * weight, 0.0)
+            for mean, weight in zip(means_after, contiguous[:count], strict=True)
+        ]
     adamw(
         contiguous[:count],
-        [
-            where_usable(usable, _contiguous(local(_gradient(p)), working_dtype(p)))
-            for p, _ in parameters
-        ],
+        gradients,
         contiguous[count : 2 * count],
         contiguous[2 * count :],
         [],
@@ -70,10 +81,12 @@ def adamw_step(
         beta1=beta1,
         beta2=beta2,
         lr=lr,
-        weight_decay=float(weight_decay),
+        weight_decay=0.0 if is_cautious else float(weight_decay),
         eps=settings["eps"],
         maximize=False,
     )
+    for weight, decay in zip(contiguous[:count], decays, strict=False):
+        weight.sub_(decay)
     for original, copy in copies:
         if copy is not original:
             original.copy_(copy)

@@ -27,21 +27,20 @@ from gomuon.distributed.ranks import check_group
 from gomuon.distributed.team import Captured, Team, TeamFinder, is_distributed
 from gomuon.errors import NonFiniteGradientError, RankError, describe_exception, describe_value
 from gomuon.functional.linalg import full_precision
+from gomuon.parameters.described_groups import described_groups
 from gomuon.parameters.groups import is_matrix, named, names_of_model, with_groups
 from gomuon.parameters.keeping import wait_for_copies
 from gomuon.parameters.layout import Layout
-from gomuon.parameters.routing import Routes, RoutingTable, check_trainable, route
+from gomuon.parameters.rates import add_adamw_settings, add_base_rate
+from gomuon.parameters.routing import Routes, RoutingTable, check_trainable
 from gomuon.parameters.sharding import local_gradient
-from gomuon.parameters.specs import (
-    DEFAULT_SPEC,
-    LayerSpec,
-    joined_biases,
-    layer_specs,
-    with_shard,
-)
+from gomuon.parameters.shares import few_matrices
+from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, layer_specs, with_shard
 from gomuon.parameters.stacks import Participants
 from gomuon.parameters.state import Cut, wide_entries
 from gomuon.parameters.tensor_shards import tensor_shards
+from gomuon.recipes.model_groups import groups_and_model, groups_of_model
+from gomuon.recipes.overrides import Overrides
 from gomuon.recipes.recipe import Recipe
 from gomuon.reports import Reports
 from gomuon.settings import AdamWSettings, check_settings
@@ -57,6 +56,9 @@ class Common(TypedDict, total=False):
     adamw: AdamWSettings | None
     routes: Routes
     specs: Mapping[str, LayerSpec] | None
+    example_input: Any
+    overrides: Overrides
+    model: nn.Module | None
     loss_reduction: str
     nonfinite: str
     work: str
@@ -81,6 +83,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
         adamw: AdamWSettings | None = None,
         routes: Routes = None,
         specs: Mapping[str, LayerSpec] | None = None,
+        example_input: Any = None,
+        overrides: Overrides = None,
+        model: nn.Module | None = None,
         loss_reduction: str = "mean",
         nonfinite: str = "raise",
         work: str = "auto",
@@ -101,26 +106,20 @@ class MatrixOptimizer(torch.optim.Optimizer):
             raise TypeError(f"specs must be a dict or None, got {describe_value(specs)}")
         check_group(process_group)
         self._make_collaborators(Layout(dict(specs or {})), defaults, process_group)
-        if isinstance(params, nn.Module):
-            model = unwrapped(params)
-            self._layout.shards = tensor_shards(model)
-            table = route(model, routes, gathers=self._layout.gathers)
-            if recipe.joins_bias:
-                table = joined_biases(model, table, self._layout.blocks)
-            self._layout.table = recipe.model_use.route(model, table)
-            super().__init__(recipe.model_use.groups(self._layout.table, defaults), defaults)
+        of_model: dict[str, Any] = {"routes": routes, "overrides": overrides}
+        of_model["example_input"] = example_input
+        given, model = groups_and_model(recipe, params, model, {"specs": specs, **of_model})
+        if model is not None:
+            inner = unwrapped(model)
+            layout = self._layout
+            layout.shards = tensor_shards(inner)
+            table, groups = groups_of_model(recipe, inner, given, defaults, layout, **of_model)
+            layout.table = table
+            super().__init__(groups, defaults)
             self._watch_steps()
-            self.attach(params)
+            self.attach(model)
+            self._reports.warn_if(few_matrices(table))
             return
-        if routes is not None or specs is not None:
-            raise ValueError("routes and specs need the model: pass the model, not its parameters")
-        if not isinstance(params, Iterable):
-            raise TypeError(
-                "params must be a model, parameters or parameter groups, got "
-                f"{describe_value(params)}"
-            )
-        if recipe.model_use.needs_model:
-            raise ValueError(recipe.model_use.needs_model)
         super().__init__(params, defaults)
         self._watch_steps()
         if self._captures:
@@ -333,10 +332,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         group = dict(param_group)  # the caller's dict is not changed
         group.setdefault("treatment", "auto")
         check_settings(group, self.recipe.settings)
-        group["adamw"] = {**self.defaults["adamw"], **group.get("adamw", {})}
-        if group["treatment"] == "adamw":
-            group.setdefault("lr", group["adamw"]["lr"])
-            group.setdefault("weight_decay", group["adamw"]["weight_decay"])
+        add_adamw_settings(group, self.defaults)
         group.setdefault("step", 0)
         if "params" not in group:
             raise ValueError(f"a group must have 'params', got a group with {list(param_group)}")
@@ -350,8 +346,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         except ValueError:
             del self.param_groups[-1]
             raise
-        # A number, because schedulers write into a tensor. If lr is 0, the method's default lr.
-        added.setdefault("base_lr", float(added["lr"]) or self.recipe.settings["lr"].default)
+        add_base_rate(added, self.recipe.settings["lr"].default)
         if isinstance(added["lr"], Tensor):
             # A view, so that writing to the given tensor still has an effect.
             added["lr"] = added["lr"].reshape(())
@@ -370,7 +365,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
         return table.with_geometry(self._capture.geometry(self.param_groups))
 
     def __repr__(self) -> str:
-        return f"{super().__repr__()}\n{self.routing_table()}"
+        groups = described_groups(self.param_groups)
+        return f"{type(self).__name__} (\n{groups}\n)\n{self.routing_table()}"
 
     # ---- several ranks ---------------------------------------------------------------------------
 

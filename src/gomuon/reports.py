@@ -17,11 +17,16 @@ class Reports:
     def __init__(self) -> None:
         self._given: set[str] = set()
 
-    def warn_once(self, message: str) -> None:
-        """Warn, unless this warning was given before."""
-        if message not in self._given:
-            self._given.add(message)
+    def warn_once(self, message: str, key: str = "") -> None:
+        """Warn, unless this warning was given before, or another one with this key."""
+        if (key or message) not in self._given:
+            self._given.add(key or message)
             _warn(message)
+
+    def warn_if(self, message: str | None) -> None:
+        """Warn once, if there is a message."""
+        if message is not None:
+            self.warn_once(message)
 
     def count_failures(self, layers: Iterable[Layer]) -> None:
         """Count results that could not be used, and warn once for each layer."""
@@ -33,14 +38,18 @@ class Reports:
                 "'failures')"
             )
 
-    def nothing_captured(self, names: Sequence[str]) -> None:
-        """Warn that layers have no geometry, although they were due to be captured."""
-        self.warn_once(
-            f"nothing was captured for {', '.join(map(repr, names))}: since the last step its "
-            "module had no forward pass in training mode. It uses identity maps, like Muon (a "
-            "model that was compiled and run before its optimizer was made ignores hooks: call "
-            "torch.compiler.reset())"
-        )
+    def nothing_captured(self, names: Sequence[str], why: str, missed: int) -> None:
+        """Warn, once for every cause, that layers have no geometry or only an old one.
+
+        Args:
+            names: the layers' names.
+            why: the cause, and what to do.
+            missed: how many refreshes in a row a layer with maps has missed; 0: it has no maps.
+        """
+        since = f" in {missed} refreshes" if missed else ""
+        uses = "Its maps stay as they are" if missed else "It uses identity maps, like Muon"
+        layers = ", ".join(map(repr, names))
+        self.warn_once(f"nothing was captured for {layers}{since}: {why}. {uses}", key=why)
 
     def without_model(self, method: str) -> None:
         """Warn that a method that captures was given parameters instead of a model."""

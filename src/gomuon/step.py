@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from gomuon.adamw import adamw_step
+from gomuon.capture.misses import MISSED
 from gomuon.capture.model import ModelCapture
 from gomuon.distributed.team import Captured, ChooseOwners, Team
 from gomuon.functional import linalg
@@ -21,7 +22,7 @@ from gomuon.parameters.late_check import LateCheck
 from gomuon.parameters.layout import Layout, State
 from gomuon.parameters.stacks import Layer, Participants, Stack, note_layers_on_error, stacked
 from gomuon.recipes.recipe import Recipe
-from gomuon.recipes.stations import Pending
+from gomuon.recipes.stations import Pending, cautious
 from gomuon.reports import Reports
 from gomuon.threads.spreading import concurrently, cores_for_workers
 
@@ -186,9 +187,9 @@ class Step:
                 statistics = team.sum_statistics(present.matrices, captured[index], wanted)
             arrived()
             with team.fail_together(present):
-                observed = self.refresh(present, statistics, group)
-                if capture.model is not None and capture.captures(group):
-                    self._report_uncaptured(observed, group, capture)
+                unseen = self.refresh(present, statistics, group)
+                if unseen and capture.model is not None and capture.captures(group):
+                    self._report_uncaptured(unseen, group, capture)
                 self.update(present, group, team)
             team.send(present.matrices)
             for stack in present.stacks:
@@ -206,7 +207,7 @@ class Step:
     ) -> list[Layer]:
         """If t mod K = 0: renew factors and maps. A layer that fails keeps its old maps.
 
-        Returns the layers whose turn it was to be observed.
+        Returns the layers whose turn it was to be observed, but of which nothing was captured.
         """
         geometry, clock = self.recipe.geometry, self.recipe.clock
         observed = [layer for layer in present.layers if clock.observes(group, layer.phase)]
@@ -216,31 +217,40 @@ class Step:
         cores = cores_for_workers(sum(layer.parameter.numel() for layer in renewed))
         with cores, cores:  # twice, see `cores_for_workers`
             failed = geometry.refresh(observed, renewed, present.stacks, group)  # (27), (28), (29)
+        unseen = [layer for layer in observed if _is_empty(layer.statistics)]
         for layer in observed:
+            layer.missed = layer.missed + 1 if _is_empty(layer.statistics) else 0
             layer.statistics = None
         if failed:
             self.reports.count_failures(failed)
-        return observed
+        return unseen
 
     def _report_uncaptured(
         self, layers: Sequence[Layer], group: Group, capture: ModelCapture
     ) -> None:
-        """Warn of layers that still have no geometry although it was their turn."""
-        without_geometry = [
-            layer.name
-            for layer in layers
-            if not _GEOMETRY & layer.state.keys() and any(capture.sides_of(layer.parameter, group))
-        ]
-        if without_geometry and float(group["lr"]):
-            self.reports.nothing_captured(without_geometry)
+        """Warn of layers that have no geometry although it was their turn, or only an old one."""
+        missing: dict[tuple[str, bool], list[str]] = {}
+        for layer in layers:
+            has_maps = bool(_GEOMETRY & layer.state.keys())
+            # An expert without rows is no reason to warn, but its gradient may be there, as zeros.
+            due = not has_maps or (layer.missed == MISSED and bool(layer.gradients.any()))
+            if due and any(capture.sides_of(layer.parameter, group)):
+                key = capture.why_missed(layer.parameter), has_maps
+                missing.setdefault(key, []).append(layer.name)
+        if missing and float(group["lr"]):
+            for (why, has_maps), names in missing.items():
+                self.reports.nothing_captured(names, why, MISSED if has_maps else 0)
 
     def update(self, present: Participants, group: Group, team: Team) -> None:
         """Move the weights, layers of one shape at a time, stacked [b, m, n]."""
         recipe, lr = self.recipe, group["lr"]
         directions = self.directions(present.stacks, group)  # (30)–(34)
         for stack, source, D in recipe.trust(directions, group, team.total):
-            U = recipe.scale(D, stack, group)  # √max(1, m/n)·D_t
+            scale = recipe.rms_scale if group.get("lr_scale") == "adamw" else recipe.scale
+            U = scale(D, stack, group)  # √max(1, m/n)·D_t
             factor, drift = recipe.decay(stack, group)
+            if group.get("cautious_decay"):
+                factor, drift = cautious(factor, drift, U, stack)
             stack.move(factor, lr * U if drift is None else drift + lr * U)  # (35) W_{t+1}
             stack.count_update()
             for observe in self.observers:
@@ -265,6 +275,10 @@ class Step:
             source = self.recipe.source(stack, group)  # (30) M_t, (31) M̂_t
             D = self.recipe.direction(source, stack, group)  # (32) C_t, (33) D_{0,t}, (34) D_t
             return stack, source, stack.usable(D, 0.0) if self.check_finite else D
+
+
+def _is_empty(statistics: Statistics | None) -> bool:
+    return statistics is None or statistics.inputs is statistics.gradients is None
 
 
 def _none_on_host(gradients: Sequence[Tensor]) -> bool:

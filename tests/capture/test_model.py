@@ -226,10 +226,15 @@ def no_grad(model: Attention, x: Tensor) -> None:
         model(x)
 
 
-def eval_mode(model: Attention, x: Tensor) -> None:
+def eval_without_backward(model: Attention, x: Tensor) -> None:
     model.eval()
-    model(x).sum().backward()
+    model(x)
     model.train()
+
+
+def gradients_of_inputs(model: Attention, x: Tensor) -> None:
+    x.requires_grad_()
+    torch.autograd.grad(model(x).sum(), x)
 
 
 def without_backward(model: Attention, x: Tensor) -> None:
@@ -242,7 +247,10 @@ def frozen(model: Attention, x: Tensor) -> None:
     model(x.requires_grad_()).sum().backward()
 
 
-@pytest.mark.parametrize("passing", [no_grad, eval_mode, without_backward, frozen])
+@pytest.mark.parametrize(
+    "passing",
+    [no_grad, eval_without_backward, without_backward, gradients_of_inputs, frozen],
+)
 def test_passes_that_are_not_training_leave_no_trace(
     passing: Callable[[Attention, Tensor], None],
 ) -> None:
@@ -250,6 +258,24 @@ def test_passes_that_are_not_training_leave_no_trace(
     capture = watch(model.q, model.k, model.o)
     passing(model, inputs(5))
     assert set(capture.collect().values()) == {Statistics(None, None)}
+
+
+def test_a_model_in_evaluation_mode_whose_gradients_arrive_is_captured() -> None:
+    """As one from `from_pretrained`, or after a validation without a following `train()`."""
+    training, evaluating = Attention(), Attention()
+    evaluating.load_state_dict(training.state_dict())
+    evaluating.eval()
+    answers = []
+    for model in (training, evaluating):
+        capture = watch(model.q, model.k, model.o)
+        x = inputs(5)
+        model(x).square().sum().backward()
+        with torch.no_grad():
+            model(x)
+        answers.append([seen(capture, layer) for layer in (model.q, model.k, model.o)])
+    for ours, theirs in zip(*answers, strict=True):
+        for one, other in zip(ours, theirs, strict=True):
+            assert torch.equal(torch.as_tensor(one), torch.as_tensor(other))
 
 
 def test_statistics_share_the_gradients_fate() -> None:

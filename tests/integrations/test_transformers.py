@@ -127,7 +127,7 @@ def test_llama_is_routed_by_what_its_layers_do() -> None:
     norms = ("layers.input_layernorm", "layers.post_attention_layernorm", "norm")
     assert without_blocks(treatments(llama())) == {
         "model.embed_tokens.weight": "adamw: embedding",
-        "lm_head.weight": "adamw: output head",
+        "lm_head.weight": "adamw: output head (declared by get_output_embeddings)",
         **{
             f"model.layers.{layer}_proj.weight": "matrix: linear layer"
             for layer in projections + feedforward

@@ -18,7 +18,8 @@ import gomuon.__main__
 from gomuon.lab import cli
 from gomuon.lab.campaign_commands import jobs_and_threads
 from gomuon.lab.data import corpora
-from gomuon.lab.experiments import catalogue
+from gomuon.lab.experiments import catalogue, racing
+from gomuon.lab.report.terminal_summary import titled
 from gomuon.lab.results.runs import METRICS, load_run
 from gomuon.lab.running import execution, timing
 from gomuon.lab.running.training import train
@@ -49,12 +50,54 @@ RACE = ["race", "--optimizers", "go-muon,adamw", "--jobs", "2", *TINY]
         ("reproduce ptb --steps 0", "--steps must be at least 1, not 0"),
         ("data shakespear", "unknown corpus 'shakespear'; did you mean 'shakespeare'?"),
         ("report nowhere", "nowhere"),
+        ("rase", "unknown command 'rase'; did you mean 'race'?"),
+        ("reprodcue ptb", "unknown command 'reprodcue'; did you mean 'reproduce'?"),
+        ("race --optimizers=", "--optimizers is empty"),
+        ("race --optimizers ,", "--optimizers is empty"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(
     arguments: str, words: str, refused_without_a_trace: Callable[[str], str]
 ) -> None:
     assert words in refused_without_a_trace(arguments)
+
+
+def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gomuon {gomuon.__version__}\n"
+
+
+def test_every_command_is_known(capsys: pytest.CaptureFixture[str]) -> None:
+    """The list that suggestions are made from is that of the help."""
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    text = capsys.readouterr().out
+    assert all(command.__name__ in text for command in cli.COMMANDS)
+
+
+@pytest.mark.parametrize("arguments", [["methods", "--markdown"], ["methods"], ["--help"]])
+def test_a_reader_that_stops_gets_no_traceback(arguments: list[str]) -> None:
+    """As with `gomuon methods | head -1`."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gomuon", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()  # before anything is written
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=120) != 0
+
+
+def test_a_short_race_is_labelled() -> None:
+    short = racing.race_plan("grokking", "go-muon,adamw", steps=60)
+    assert short.label == "quick"
+    assert titled(short).endswith("(QUICK: 60 updates)")
+    for steps in (None, 350, 400):
+        whole = racing.race_plan("grokking", "go-muon,adamw", steps=steps)
+        assert whole.label == "full"
+        assert titled(whole) == whole.title
 
 
 def test_a_read_only_folder_is_refused(

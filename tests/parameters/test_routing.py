@@ -165,6 +165,55 @@ def test_an_integer_parameter_can_be_left_out() -> None:
     )
 
 
+class Flipped(nn.Module):
+    """Its convolutions go to AdamW for reasons of their own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.circular = nn.Conv2d(3, 4, 3, padding_mode="circular")
+        self.transposed = nn.ConvTranspose2d(4, 4, 2)
+        self.hidden, self.last = nn.Linear(4, 4), nn.Linear(4, 2)
+
+
+@pytest.mark.filterwarnings("ignore:only .* of the weights")
+def test_why_a_convolution_is_left_out() -> None:
+    reasons = {row.name: row.reason for row in route(Flipped())}
+    assert "padding_mode='circular'" in reasons["circular.weight"]
+    assert "transposed convolution" in reasons["transposed.weight"]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_originals_of_normalised_weights_go_to_adamw(norm: Any) -> None:
+    """As docs/compatibility.md says, in torch's old form as in the new one."""
+    old = mlp(3, 4, 4, 4, 2)
+    norm(old[2])
+    new = mlp(3, 4, 4, 4, 2)
+    getattr(nn.utils.parametrizations, norm.__name__)(new[2])
+    for model in (old, new):
+        table = treatments(route(model))
+        originals = [name for name in table if name.startswith("2.") and name != "2.bias"]
+        assert originals
+        assert all(table[name] == "adamw" for name in originals)
+        assert table["4.weight"] == "matrix"
+
+
+def test_frozen_parameters_are_shown_as_frozen_until_they_are_trained() -> None:
+    model = mlp(3, 4, 4, 2)
+    weight = model.get_parameter("0.weight")
+    weight.requires_grad = False
+    optimizer = GoMuon(model)
+
+    def row() -> str:
+        return next(x for x in str(optimizer.routing_table()).split("\n") if "0.weight" in x)
+
+    assert " frozen " in row()
+    assert "matrix when trained: linear layer" in row()
+    assert "frozen 26 %" in str(optimizer.routing_table())  # 12 of 46
+    weight.requires_grad = True
+    assert " matrix " in row()
+
+
 def test_wrappers_leave_no_mark_on_names() -> None:
     model = mlp(3, 4, 4, 2)
     plain = str(GoMuon(model).routing_table())

@@ -74,6 +74,7 @@ class LayerHook(PlacedHook):
         self.phase = phase
         self.open = False
         self.called = False  # in a forward pass of this step
+        self.tapped = False  # in one that can deliver sums
         self.taken = False  # some of its sums of this step have been sent away
         self.wants_inputs = inputs
         self.wants_gradients = gradients
@@ -102,15 +103,16 @@ class LayerHook(PlacedHook):
             return None
         if not torch.compiler.is_compiling():
             self.called = True
-        if module.training and not torch.compiler.is_compiling() and not in_backward():
+        learns = module.training or torch.is_grad_enabled()
+        if learns and not torch.compiler.is_compiling() and not in_backward():
             # Not in a backward pass: there this is a recomputation, and gradients may be pending.
             self.shared.remember_mask()
             self._forget_sums_if_zeroed()
         x = args[0] if args else next(iter(kwargs.values()), None)
         if not (isinstance(x, Tensor) and isinstance(output, Tensor)):
             return None  # a subclass that takes or returns something else
-        if not (module.training and torch.is_grad_enabled() and output.requires_grad):
-            return None  # an evaluation pass, or a part of the model that is frozen
+        if not (torch.is_grad_enabled() and output.requires_grad):
+            return None  # no gradients will arrive, whatever the mode of the model
         if torch._C._are_functorch_transforms_active():
             return None  # torch.func's gradients are not those of the training loss
         weight = getattr(module, "weight", None)
@@ -127,6 +129,8 @@ class LayerHook(PlacedHook):
             return None
         if self.dtype_and_device != (weight.dtype, weight.device):
             self.make_probes(weight)  # the model was moved or converted
+        if not torch.compiler.is_compiling():
+            self.tapped = True
         mask = self._mask(output)
         forms, *inputs = self._input_leaves(x, mask) if self.wants_inputs else [None] * 4
         tapped: Tensor = Tap.apply(

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gomuon.capture.hooks import CapturedModule, LayerHook
+from gomuon.capture.misses import cause_of
 from gomuon.capture.placed import remove_inert_hooks
 from gomuon.capture.shared_inputs import SharedInputs, Term
 from gomuon.capture.tap import moment_of
@@ -140,6 +141,10 @@ class GroupCapture:
             if any(hook.open for hook in hooks)
         }
 
+    def why_missed(self, parameter: Tensor) -> str:
+        """Why nothing was captured for this parameter in this step."""
+        return cause_of(parameter, self._hooks.get(parameter, ()))
+
     # ---- sums that are sent away during the backward pass ----------------------------------------
 
     def _hooks_of(self, parameters: Iterable[Tensor]) -> dict[LayerHook, None]:
@@ -253,7 +258,7 @@ class GroupCapture:
             for hook in hooks:
                 hook.open = is_due(hook.phase)
                 self.shared.open |= hook.open
-                hook.called = False
+                hook.called = hook.tapped = False
         self.shared.clear()
         self.forget_sums()
         if self.shared.deliveries.listener is not None:
@@ -329,6 +334,11 @@ class ModelCapture:
         left, right = (form.kind != "identity" for form in self._layout.forms_of(parameter, group))
         gradients, inputs = self._sides(group)
         return gradients and left, inputs and right
+
+    def why_missed(self, parameter: Tensor) -> str:
+        """Why nothing was captured for this parameter in this step."""
+        holders = (capture for capture in self.groups if parameter in capture)
+        return next(holders, self.groups[0]).why_missed(parameter)
 
     def geometry(self, groups: Sequence[Group]) -> dict[Tensor, str]:
         """What is captured of every matrix, in words for the routing table."""

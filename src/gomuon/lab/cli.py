@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 from pathlib import Path
@@ -10,15 +11,16 @@ from typing import Annotated
 import tyro
 from rich.table import Table
 
+import gomuon
 from gomuon.lab.bench.command import bench
 from gomuon.lab.campaign_commands import ARGV, race, reproduce, tune, write_report
 from gomuon.lab.costs.command import plan
 from gomuon.lab.data import corpora
-from gomuon.lab.errors import Crashed, Interrupted, LabError
+from gomuon.lab.errors import Crashed, Interrupted, LabError, unknown_name
 from gomuon.lab.experiments.own_methods import take_imports
 from gomuon.lab.flags import NO_DEFAULT_SHOWN, Flag, OptionalPath, refuse_empty
 from gomuon.lab.report import methods_page, terminal_methods
-from gomuon.lab.terminal import SafeConsole, escaped, one_line
+from gomuon.lab.terminal import CLOSED_PIPE, SafeConsole, escaped, one_line, reader_is_gone
 from gomuon.lab.verification import verify
 
 app = tyro.extras.SubcommandApp()
@@ -102,15 +104,31 @@ def methods(
 app.command(bench)
 app.command(plan)
 app.command(verify)
+COMMANDS = (race, tune, reproduce, report, data, methods, bench, plan, verify)
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run a command; the exit code is 2 for a user's error and 130 after Ctrl-C."""
+    """Run a command; the exit code is 2 for a user's error and 130 after Ctrl-C.
+
+    It is 141 if what reads the output has ended, such as `head`.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     ARGV.set(tuple(arguments))
     try:
         refuse_empty(arguments)
-        dispatch(take_imports(arguments) or ["--help"])
+        words = take_imports(arguments) or ["--help"]
+        if words == ["--version"]:
+            print(f"gomuon {gomuon.__version__}")
+        else:
+            check_command(words[0])
+            dispatch(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        if not reader_is_gone():
+            raise
+        # What is still buffered goes nowhere, so that Python says nothing when it ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return CLOSED_PIPE
     except LabError as error:
         print(f"gomuon: {one_line(str(error))}", file=sys.stderr)
         return 2
@@ -129,6 +147,13 @@ def main(arguments: list[str] | None = None) -> int:
         print(escaped(f"gomuon: {error}"), file=sys.stderr)
         return 1
     return 0
+
+
+def check_command(word: str) -> None:
+    """Refuse a command that does not exist, with the nearest one that does."""
+    names = [command.__name__ for command in COMMANDS]
+    if not word.startswith("-") and word not in names:
+        raise unknown_name("command", word, names)
 
 
 def dispatch(arguments: list[str]) -> None:

@@ -7,6 +7,8 @@ cannot be encoded. They are shown as Python writes them, such as \x1b.
 from __future__ import annotations
 
 import re
+import select
+import sys
 from collections.abc import Iterable
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -16,6 +18,17 @@ from rich.text import Text
 # Control characters except tab and line feed, marks that reverse or break a line, and surrogates,
 # which stand for bytes of a name that are not UTF-8.
 UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+CLOSED_PIPE = 141  # the exit code of a shell whose command was ended by SIGPIPE
+
+
+def reader_is_gone() -> bool:
+    """Whether standard output is a pipe that nobody reads any more."""
+    if not hasattr(select, "poll"):  # Windows
+        return True
+    poll = select.poll()
+    poll.register(sys.stdout.fileno(), 0)
+    return any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0))
 
 
 def escaped(text: str) -> str:

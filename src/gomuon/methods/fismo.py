@@ -25,7 +25,15 @@ from gomuon.parameters.stacks import Layer, Stack
 from gomuon.parameters.state import Entries, both_sides
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
-from gomuon.recipes.stations import MUON, ROOTS, Group, lerp, muon_scale, rate
+from gomuon.recipes.stations import (
+    MUON,
+    ROOTS,
+    Group,
+    lerp,
+    measured_rms_scale,
+    muon_scale,
+    rate,
+)
 from gomuon.recipes.work import (
     Decomposition,
     Matrices,
@@ -169,6 +177,7 @@ RECIPE = Recipe(
     source=whitened_momentum,
     direction=mapped_polar,
     scale=muon_scale,
+    rms_scale=measured_rms_scale,
     settings={
         **rate(0.02),
         **with_defaults(MUON, nesterov=False),

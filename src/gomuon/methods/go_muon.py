@@ -99,6 +99,8 @@ class GoMuonSettings(Common, total=False):
     nesterov: bool
     weight_decay: float
     geometry_decay: bool
+    cautious_decay: bool
+    lr_scale: Literal["adamw"] | None
     alpha: float | tuple[float, float]
     refresh_every: int
     factor_decay: float
@@ -145,7 +147,8 @@ class GoMuon(MatrixOptimizer):
 
     Args:
         params: the model; its parameters are routed and its layers captured. Or parameters or
-            groups as for torch.optim; then nothing is captured and the maps are the identity.
+            groups as for torch.optim, with `model=` beside them; without it nothing is captured and
+            the maps are the identity.
         lr: η, the matrices' learning rate.
         preset: settings that belong together; settings that are also given replace them. "fast":
             our cheapest combination (docs/reproduction.md says what it costs in loss, as far as
@@ -155,6 +158,10 @@ class GoMuon(MatrixOptimizer):
         nesterov: True: the source is M̂. False: the source is M.
         weight_decay: decoupled, W ← (1 − ηλ)W.
         geometry_decay: weight decay in the step's geometry, W ← W − ηλ·W P_A²/mean(P_A²).
+        cautious_decay: decay only where the update moves a weight the same way; AdamW's part too.
+        lr_scale: "adamw" replaces √max(1, m/n) by .2·√max(m, n), so that updates have AdamW's root
+            mean square: its rate, decay and schedule carry over, and all groups have one rate
+            (docs/routing.md). None: the paper's scale.
 
         alpha: the power, in [0, ½], or a pair (left, right) for the output and the input side. 0
             switches a side off; (0, ¼) is input-only Go-MUON.
@@ -208,11 +215,21 @@ class GoMuon(MatrixOptimizer):
         routes: overrides of the routing, {pattern: "matrix" | "adamw" | "frozen"} or a function of
             (name, module, parameter).
         specs: how parameters are cut, {pattern: LayerSpec}, for heads, fused qkv and long sides.
+        overrides: settings of single parameters, {pattern: settings}, of which the first match
+            counts, or a function of (name, module, parameter). `lr_factor` multiplies their rate
+            (docs/routing.md).
+        model: the model, if `params` are parameters or groups of it.
+        example_input: what the model is called with: a tensor, a tuple of positional arguments or a
+            dict of keyword arguments. One forward pass in evaluation mode then finds the output
+            heads: the linear layers and convolutions whose outputs reach the model's output past no
+            other. Nothing in the model stays changed. None: heads are found by rules
+            (docs/routing.md).
         loss_reduction: "mean" if the loss averages over examples, "sum" if it adds them up.
         nonfinite: what to do if a gradient has NaN, infinity or numbers whose squares overflow:
-            "raise" an error, "skip" the step, or "allow" it. On an accelerator no step waits for
-            the answer: gradients that cannot be used count as zero, and the error or the count
-            comes at a later step. Several ranks do wait, to agree.
+            "raise" an error, "skip" the step, or "allow" it: nothing is checked, and NaN reaches
+            the weights as with torch's optimizers. On an accelerator no step waits for the answer:
+            gradients that cannot be used count as zero, and the error or the count comes at a later
+            step. Several ranks do wait, to agree.
         work: how several ranks work. "shared": each matrix has one owner. "replicated": every rank
             computes everything (only for models that are not sharded). "alone": nothing is sent.
             "auto": "shared" if the model is wrapped in DDP, now or later, or sharded by

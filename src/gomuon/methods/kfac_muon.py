@@ -23,6 +23,7 @@ from gomuon.recipes.stations import (
     aspect,
     lerp_momentum,
     matched_polar,
+    measured_rms_scale,
     rate,
 )
 from gomuon.recipes.work import (
@@ -89,6 +90,7 @@ RECIPE = Recipe(
     source=lerp_momentum,
     direction=matched_polar,
     scale=scaled_muon,
+    rms_scale=measured_rms_scale,
     settings={
         **rate(0.02),
         **MUON,

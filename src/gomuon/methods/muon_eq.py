@@ -1,7 +1,5 @@
 """MuonEq: rows and columns of the source equilibrated before the polar factor."""
 
-import math
-
 from torch import Tensor
 
 from gomuon.functional.polar_factor import polar
@@ -10,7 +8,7 @@ from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
-from gomuon.recipes.stations import MUON, Group, heavy_ball_momentum, rate
+from gomuon.recipes.stations import MUON, Group, heavy_ball_momentum, rate, rms_scale
 from gomuon.recipes.work import StepWork, plain_polar_work
 from gomuon.settings import Setting, one_of, with_defaults
 
@@ -21,11 +19,6 @@ def equilibrated_polar(X: Tensor, stack: Stack, group: Group) -> Tensor:
     if group["equilibrate"] == "row_col":
         Z = Z * (X.square().sum(-2, keepdim=True) + 1e-8).rsqrt()
     return polar(Z, group["polar"])
-
-
-def rms_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
-    """.2√max(m, n)·D: AdamW's root mean square."""
-    return 0.2 * math.sqrt(max(D.shape[-2:])) * D
 
 
 RECIPE = Recipe(

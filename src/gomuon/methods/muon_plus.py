@@ -8,7 +8,14 @@ from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
-from gomuon.recipes.stations import MUON, Group, heavy_ball_momentum, rate, ratio_scale
+from gomuon.recipes.stations import (
+    MUON,
+    Group,
+    heavy_ball_momentum,
+    measured_rms_scale,
+    rate,
+    ratio_scale,
+)
 from gomuon.recipes.work import StepWork, plain_polar_work
 from gomuon.settings import Setting, one_of, with_defaults
 
@@ -27,6 +34,7 @@ RECIPE = Recipe(
     source=heavy_ball_momentum,
     direction=normalised_polar,
     scale=ratio_scale,
+    rms_scale=measured_rms_scale,
     settings={
         **rate(1e-3),
         **with_defaults(MUON, weight_decay=0.1),

@@ -26,6 +26,7 @@ from gomuon.recipes.stations import (
     Group,
     lerp_momentum,
     matched_polar,
+    measured_rms_scale,
     muon_scale,
     rate,
 )
@@ -152,6 +153,7 @@ RECIPE = Recipe(
     source=lerp_momentum,
     direction=matched_polar,
     scale=muon_scale,
+    rms_scale=measured_rms_scale,
     settings={
         **rate(0.018),
         **PAPER,

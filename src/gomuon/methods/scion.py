@@ -1,6 +1,7 @@
 """Scion: the linear minimisation oracle of one norm for hidden layers, of another for the head."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -9,11 +10,19 @@ from gomuon.functional.polar_factor import polar
 from gomuon.geometry.base import Geometry
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.groups import groups_of
-from gomuon.parameters.routing import Route, RoutingTable
+from gomuon.parameters.routing import RoutingTable
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import ModelUse, Recipe
 from gomuon.recipes.registry import register
-from gomuon.recipes.stations import MUON, Group, aspect, lerp_momentum, rate
+from gomuon.recipes.stations import (
+    MUON,
+    Group,
+    aspect,
+    lerp_momentum,
+    measured_rms_scale,
+    rate,
+    rms_scale,
+)
 from gomuon.recipes.work import Matrices, StepWork, Work, plain_polar_work
 from gomuon.settings import FLAG, NOT_NEGATIVE, Setting, one_of, with_defaults
 
@@ -30,14 +39,24 @@ def radius_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
     return group["radius"] * (1.0 if group["norm"] == "sign" else aspect(D, clipped=False)) * D
 
 
+def rms_or_sign(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """AdamW's root mean square for either norm; radii play no part."""
+    return (measured_rms_scale if group["norm"] == "sign" else rms_scale)(D, stack, group)
+
+
 def constrained_or_decayed(stack: Stack, group: Group) -> tuple[float | Tensor, Tensor | None]:
     """W ← (1 − lr)W, which keeps W in the norm ball, or plain decay."""
     return 1 - group["lr"] * (1.0 if group["constrained"] else group["weight_decay"]), None
 
 
+def _is_whole_head(reason: str) -> bool:
+    """Whether it is a head that is neither tied nor divided among ranks."""
+    return reason.startswith("output head (") and reason.endswith(")")
+
+
 def _head_as_matrix(model: nn.Module, table: RoutingTable) -> RoutingTable:
     return RoutingTable(
-        Route(r.name, r.parameter, "matrix", _SIGN) if r.reason == "output head" else r
+        replace(r, treatment="matrix", reason=_SIGN) if _is_whole_head(r.reason) else r
         for r in table
     )
 
@@ -46,7 +65,7 @@ def _head_in_its_own_group(
     table: RoutingTable, settings: Mapping[str, Any]
 ) -> list[dict[str, Any]]:
     heads = [r for r in table if r.reason == _SIGN]
-    others = groups_of(RoutingTable(r for r in table if r.reason != _SIGN))
+    others = groups_of(RoutingTable(r for r in table if r.reason != _SIGN), settings)
     own = {
         "params": [(r.name, r.parameter) for r in heads],
         "treatment": "matrix",
@@ -67,6 +86,7 @@ RECIPE = Recipe(
     source=lerp_momentum,
     direction=polar_or_sign,
     scale=radius_scale,
+    rms_scale=rms_or_sign,
     decay=constrained_or_decayed,
     settings={
         **rate(1e-3),

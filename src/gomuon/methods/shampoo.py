@@ -90,7 +90,8 @@ RECIPE = Recipe(
     direction=grafted_preconditioning,
     scale=momentum_after,
     settings={
-        **rate(1e-2),
+        # Grafting to RMSprop has no bias correction, and momentum adds up: first steps are long.
+        **rate(1e-3),
         **with_defaults(MOMENTUM, momentum=0.9),
         **ROOTS,
         **OFFLOAD,

@@ -6,20 +6,29 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from gomuon.parameters.routing import Route, RoutingTable, plain_name
+from gomuon.parameters.rates import has_one_rate
+from gomuon.parameters.routing import Route, RoutingTable, kind_of, plain_name
+from gomuon.parameters.shares import decays
 
 Group = Mapping[str, Any]
 
 
-def groups_of(table: RoutingTable) -> list[dict[str, Any]]:
-    """One group for the matrices and one for AdamW, so that each has its own lr."""
-    groups = [
-        {
-            "params": [(route.name, route.parameter) for route in table.treated(treatment)],
-            "treatment": treatment,
-        }
-        for treatment in ("matrix", "adamw")
+def groups_of(table: RoutingTable, settings: Group) -> list[dict[str, Any]]:
+    """One group for the matrices and one for AdamW, so that each has its own lr.
+
+    If they have one rate and one decay, biases and vectors are a group of their own: they do not
+    decay.
+    """
+    adamw = table.treated("adamw")
+    vectors = [r for r in adamw if r.kind == "vector"] if has_one_rate(settings, settings) else []
+    others = [r for r in adamw if r.kind != "vector" or not vectors]
+    groups: list[dict[str, Any]] = [
+        {"params": table.treated("matrix"), "treatment": "matrix"},
+        {"params": others, "treatment": "adamw"},
+        {"params": vectors, "treatment": "adamw", "weight_decay": 0.0},
     ]
+    for group in groups:
+        group["params"] = [(route.name, route.parameter) for route in group["params"]]
     return [group for group in groups if group["params"]]
 
 
@@ -43,7 +52,7 @@ def named(group: Group, index: int) -> Iterator[tuple[str, Tensor]]:
 def with_groups(
     table: RoutingTable, groups: Sequence[Group], own: Collection[Tensor] = ()
 ) -> RoutingTable:
-    """The table, with the groups' parameters that are not in it added.
+    """The table, with the groups' parameters that are not in it added, and what decays.
 
     `own` are those that only this rank has.
     """
@@ -54,17 +63,24 @@ def with_groups(
             parameter,
             "matrix" if is_matrix(group, parameter) else "adamw",
             f"{parameter.ndim} dimensions" if group["treatment"] == "auto" else "set by its group",
+            kind=kind_of(name, parameter),
         )
         for index, group in enumerate(groups)
         for name, parameter in named(group, index)
         if parameter not in listed
     ]
-    return RoutingTable(
+    whole = RoutingTable(
         replace(route, reason=f"{route.reason}; this rank's own")
         if route.parameter in own
         else route
         for route in (*table, *added)
     )
+    return whole.with_note(decays(whole, {p: _decay(g, p) for g in groups for p in g["params"]}))
+
+
+def _decay(group: Group, parameter: Tensor) -> float:
+    of_adamw = group["treatment"] == "auto" and not is_matrix(group, parameter)
+    return float(group["adamw"]["weight_decay"] if of_adamw else group["weight_decay"])
 
 
 def names_of_model(params: Any, groups: Sequence[Group], model: nn.Module | None) -> Any:

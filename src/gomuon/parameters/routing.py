@@ -2,25 +2,27 @@
 
 import difflib
 import fnmatch
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar, get_args
+from types import MappingProxyType
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
 
 from gomuon.errors import describe_value
-from gomuon.parameters.rows import ConvRows, rows_for
+from gomuon.parameters.heads import Heads, heads_by_rule
+from gomuon.parameters.rows import Convolution, ConvRows, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded, why_not_supported
+from gomuon.parameters.shares import shares
 from gomuon.parameters.tensor_shards import tensor_shards
+from gomuon.parameters.traced_heads import traced_heads
 
 Choice = TypeVar("Choice")
 Treatment = Literal["matrix", "adamw", "frozen"]
 Routes = Mapping[str, Treatment] | Callable[[str, nn.Module, nn.Parameter], Treatment | None] | None
-
-# Usual names of the layer that computes the logits.
-_HEAD_NAMES = {"lm_head", "head", "classifier", "output_head", "embed_out", "unembed", "score"}
+Kind = Literal["embedding", "head", "vector", "other"]
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Route:
     """A parameter, its treatment, and the reason.
 
     `geometry` says which factors a matrix has (outputs × inputs), if its method captures moments.
+    `kind` says what the parameter is in the model, whatever its treatment.
     """
 
     name: str
@@ -35,25 +38,49 @@ class Route:
     treatment: Treatment
     reason: str
     geometry: str = ""
+    kind: Kind = "other"
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether it is not trained, at present."""
+        return self.treatment == "frozen" or not self.parameter.requires_grad
+
+    @property
+    def cells(self) -> tuple[str, str]:
+        """Treatment and reason, as the table shows them."""
+        if self.treatment == "frozen" or not self.is_frozen:
+            return self.treatment, self.reason
+        return "frozen", f"requires_grad=False; {self.treatment} when trained: {self.reason}"
 
 
 class RoutingTable(tuple[Route, ...]):
-    """The routes of a model, in the order of its parameters. Prints as a table."""
+    """The routes of a model, in the order of its parameters. Prints as a table.
+
+    `note` is a further line.
+    """
+
+    note: str = ""
 
     def treated(self, treatment: Treatment) -> list[Route]:
         return [route for route in self if route.treatment == treatment]
 
     def with_geometry(self, geometry: Mapping[Tensor, str]) -> "RoutingTable":
         """The table, with the geometry of matrices by parameter."""
-        return RoutingTable(replace(r, geometry=geometry.get(r.parameter, "")) for r in self)
+        table = (replace(r, geometry=geometry.get(r.parameter, "")) for r in self)
+        return RoutingTable(table).with_note(self.note)
+
+    def with_note(self, note: str) -> "RoutingTable":
+        """The same table; with this line at the end, if it is not empty."""
+        self.note = note
+        return self
 
     def __str__(self) -> str:
         columns: dict[str, list[str]] = {
             "parameter": [r.name for r in self],
             "shape": ["×".join(map(str, r.parameter.shape)) or "scalar" for r in self],
-            "treatment": [r.treatment for r in self],
+            "treatment": [r.cells[0] for r in self],
             "geometry": [r.geometry for r in self],
-            "reason": [r.reason for r in self],
+            "reason": [r.cells[1] for r in self],
         }
         if not any(columns["geometry"]):
             del columns["geometry"]
@@ -63,16 +90,19 @@ class RoutingTable(tuple[Route, ...]):
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             for row in table
         ]
-        return "\n".join(lines)
+        return "\n".join([*lines, *filter(None, [shares(self), self.note])])
 
 
-def route(model: nn.Module, routes: Routes = None, *, gathers: bool = False) -> RoutingTable:
+def route(
+    model: nn.Module, routes: Routes = None, example_input: Any = None, *, gathers: bool = False
+) -> RoutingTable:
     """Give every parameter of `model` a treatment.
 
     Args:
         model: the model to train.
         routes: overrides. Either a dict from glob patterns of parameter names to treatments, or a
             function of (name, module, parameter) that returns a treatment or None.
+        example_input: what the model is called with, to find its output heads; None: by rules.
         gathers: whether whole matrices are gathered under tensor parallelism.
 
     Raises:
@@ -89,19 +119,19 @@ def route(model: nn.Module, routes: Routes = None, *, gathers: bool = False) -> 
     if not owners:
         raise ValueError(f"{type(model).__name__} has no parameters to optimize")
     override = _override(routes, [homes[0][0] for homes in owners.values()])
-    head = _output_head(model)
+    heads = heads_by_rule(model) if example_input is None else traced_heads(model, example_input)
     table = []
     for parameter, homes in owners.items():
         name, module = homes[0]
         treatment, reason = override(name, module, parameter), "set by routes"
+        if treatment != "frozen":
+            check_trainable(name, parameter, divided=parameter in shards)
+        kind = kind_of(name, parameter, [module for _, module in homes], heads)
         if treatment is None:
-            check_trainable(name, parameter, divided=parameter in shards)
-            treatment, reason = _treatment(parameter, homes, head)
-        elif treatment != "frozen":
-            check_trainable(name, parameter, divided=parameter in shards)
+            treatment, reason = _treatment(parameter, homes, heads)
         if parameter in shards and (place := shards[parameter].describe(gathered=gathers)):
             reason = f"{reason}; {place}"
-        table.append(Route(name, parameter, treatment, reason))
+        table.append(Route(name, parameter, treatment, reason, kind=kind))
     result = RoutingTable(table)
     if not result.treated("matrix"):
         raise ValueError(
@@ -153,8 +183,27 @@ def _owners(model: nn.Module) -> dict[nn.Parameter, list[tuple[str, nn.Module]]]
     return owners
 
 
+def kind_of(
+    name: str,
+    parameter: Tensor,
+    modules: Sequence[nn.Module] = (),
+    heads: Heads = MappingProxyType({}),
+) -> Kind:
+    """What a parameter of these modules is in the model."""
+    if any(isinstance(module, (nn.Embedding, nn.EmbeddingBag)) for module in modules):
+        return "embedding"
+    if parameter.ndim >= 2 and any(module in heads for module in modules):
+        return "head"
+    if sum(size > 1 for size in parameter.shape) < 2:
+        return "vector"
+    # A parameter with positions or the like, of no module of its own.
+    is_bare = not any(rows_for(module, Sampling()) for module in modules)
+    own = name.rpartition(".")[2]
+    return "embedding" if is_bare and ("embed" in own or "position" in own) else "other"
+
+
 def _treatment(
-    parameter: nn.Parameter, homes: list[tuple[str, nn.Module]], head: nn.Module | None
+    parameter: nn.Parameter, homes: list[tuple[str, nn.Module]], heads: Heads
 ) -> tuple[Treatment, str]:
     modules = [module for _, module in homes]
     tied = f", tied to {homes[1][0]}" if len(homes) > 1 else ""
@@ -166,10 +215,13 @@ def _treatment(
                     "supported; make it with sparse=False"
                 )
             return "adamw", f"embedding{tied}"
+    if any(_is_original(name, module) for name, module in homes):
+        return "adamw", f"a weight is computed from it, as weight_norm does{tied}"
     rows = [rows_for(module, Sampling()) for module in modules]
     if all(rows) and parameter.ndim >= 2:
-        if head in modules:
-            return "adamw", f"output head{tied}"
+        why = next((heads[module] for module in modules if module in heads), None)
+        if why is not None:
+            return "adamw", f"output head ({why}){tied}"
         conv = any(isinstance(one, ConvRows) for one in rows)
         return "matrix", f"{'convolution' if conv else 'linear layer'}{tied}"
     if isinstance(modules[0], nn.MultiheadAttention) and parameter.ndim == 2:
@@ -177,24 +229,22 @@ def _treatment(
     if sum(size > 1 for size in parameter.shape) < 2:
         kind = "bias" if homes[0][0].endswith("bias") else "vector"
         return "adamw", f"{kind} of {type(modules[0]).__name__}{tied}"
-    return "adamw", f"{type(modules[0]).__name__} is not a linear layer{tied}"
+    return "adamw", f"{_why_no_matrix(modules[0])}{tied}"
 
 
-def _output_head(model: nn.Module) -> nn.Module | None:
-    """The linear layer that computes the logits: found by interface, by name, or by being last."""
-    getter = getattr(model, "get_output_embeddings", None)
-    if callable(getter) and isinstance(head := getter(), nn.Linear):
-        return head
-    linears = [(n, m) for n, m in model.named_modules() if isinstance(m, nn.Linear)]
-    for name, module in reversed(linears):
-        if name.rpartition(".")[2] in _HEAD_NAMES:
-            return module
-    if not linears or sum(rows_for(m, Sampling()) is not None for m in model.modules()) < 2:
-        return None  # the only matrix must be the one to optimize
-    name, module = linears[-1]
-    # If the last layer is inside a numbered block (blocks.2.mlp.down), it is a hidden layer.
-    in_block = any(part.isdigit() for part in name.split(".")[:-1])
-    return None if in_block else module
+def _is_original(name: str, module: nn.Module) -> bool:
+    """Whether torch's old weight_norm or spectral_norm computes a weight from this parameter."""
+    own = name.rpartition(".")[2]
+    made = next((own.removesuffix(end) for end in ("_orig", "_g", "_v") if own.endswith(end)), None)
+    return made is not None and made not in module._parameters and hasattr(module, made)
+
+
+def _why_no_matrix(module: nn.Module) -> str:
+    if isinstance(module, Convolution):  # otherwise it would be one
+        return f"convolution with padding_mode={module.padding_mode!r}, which cannot be captured"
+    if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
+        return "transposed convolution, which cannot be captured"
+    return f"{type(module).__name__} is not a linear layer"
 
 
 def _override(

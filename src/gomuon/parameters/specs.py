@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gomuon.errors import describe_value
-from gomuon.parameters.routing import Route, RoutingTable, plain_name, select
+from gomuon.parameters.routing import RoutingTable, plain_name, select
 from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded
@@ -218,7 +218,7 @@ def joined_biases(
         and getattr(module, "groups", 1) == 1
     }
     return RoutingTable(
-        Route(r.name, r.parameter, "matrix", "joins its weight as a column")
+        replace(r, treatment="matrix", reason="joins its weight as a column")
         if r.parameter in joined and r.treatment == "adamw"
         else r
         for r in table

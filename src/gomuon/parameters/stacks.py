@@ -40,6 +40,7 @@ class Layer:
     phase: float = 0.0
     keeping: Keeping | None = None  # None: state is kept as it is computed
     statistics: Statistics | None = None
+    missed: int = 0  # refreshes in a row that captured nothing
     dtype: torch.dtype = field(init=False)
     own_shape: tuple[int, ...] = field(init=False)  # of the parameter, or of this rank's block
     shape: tuple[int, int] = field(init=False)

@@ -16,7 +16,7 @@ from gomuon.parameters.specs import LayerSpec
 from gomuon.recipes import stations
 from gomuon.recipes.stations import EVERY_STEP, Clock, Decay, Direction, Scale, Source, Trust
 from gomuon.recipes.work import StepWork
-from gomuon.settings import ADAMW_DEFAULTS, COMMON, Settings, check_settings
+from gomuon.settings import ADAMW_DEFAULTS, COMMON, Settings, check_settings, python_value
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class ModelUse:
 
     route: Callable[[nn.Module, RoutingTable], RoutingTable] = lambda model, table: table
     groups: Callable[[RoutingTable, Mapping[str, Any]], list[dict[str, Any]]] = (
-        lambda table, settings: groups_of(table)
+        lambda table, settings: groups_of(table, settings)
     )
     specs: Callable[[nn.Module, Mapping[str, Any]], dict[Tensor, LayerSpec]] = (
         lambda model, settings: {}
@@ -55,6 +55,7 @@ class Recipe:
         direction: source to direction.
         trust: couples the directions of a group's layers.
         scale: direction to update.
+        rms_scale: the same with `lr_scale="adamw"`.
         decay: weight decay.
         settings: the method's own settings, with defaults and kinds.
         formula: one line for the table of methods.
@@ -76,6 +77,7 @@ class Recipe:
     origin: str
     clock: Clock = EVERY_STEP
     trust: Trust = stations.each_alone
+    rms_scale: Scale = stations.rms_scale
     decay: Decay = stations.decayed
     joins_bias: bool = False
     observes_first: int = 0
@@ -137,7 +139,13 @@ class Recipe:
             **common,
         }
         check_settings(values, self.settings)
-        return {**values, "adamw": {**ADAMW_DEFAULTS, **values["adamw"]}}
+        own = dict(values["adamw"])
+        if values.get("lr_scale") == "adamw":  # one rate and one decay for all parameters
+            if lr is None:
+                values["lr"] = own.get("lr", ADAMW_DEFAULTS["lr"])
+            shared = {name: python_value(values[name]) for name in ("lr", "weight_decay")}
+            own = {**shared, **own}
+        return {**values, "adamw": {**ADAMW_DEFAULTS, **own}}
 
     def signature(self) -> inspect.Signature:
         """The constructor's signature for a class with this recipe."""
@@ -149,6 +157,9 @@ class Recipe:
             "adamw": None,
             "routes": None,
             "specs": None,
+            "example_input": None,
+            "overrides": None,
+            "model": None,
             **common,
             "process_group": None,
         }

@@ -168,6 +168,16 @@ def ratio_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
     return aspect(D, clipped=group["aspect"] == "max") * D
 
 
+def rms_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """.2√max(m, n)·D: with ‖D‖_F = √rank an RMS of .2√(rank/min(m, n)), at full rank AdamW's .2."""
+    return ADAMW_RMS * math.sqrt(max(D.shape[-2:])) * D
+
+
+def measured_rms_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """D with an RMS of .2, for directions whose length says nothing about their rank."""
+    return to_length(D, torch.full_like(length(D), ADAMW_RMS * math.sqrt(math.prod(D.shape[-2:]))))
+
+
 def momentum_after(D: Tensor, stack: Stack, group: Group) -> Tensor:
     """Heavy-ball momentum of directions instead of gradients."""
     return heavy_ball(D, stack, group)
@@ -193,6 +203,18 @@ def decayed(stack: Stack, group: Group) -> tuple[float | Tensor, Tensor | None]:
     return 1.0, right_product(rate * stack.W, metric / mean)
 
 
+def cautious(
+    factor: float | Tensor, drift: Tensor | None, U: Tensor, stack: Stack
+) -> tuple[float, Tensor]:
+    """The decay where it moves a weight the same way as the update U, and none elsewhere.
+
+    Plain decay becomes W ← W − lr·λ·𝕀(U⊙W ≥ 0)⊙W (arXiv 2510.12402).
+    """
+    W = stack.W
+    decay = (1 - factor) * W if drift is None else (1 - factor) * W + drift
+    return 1.0, torch.where(U * decay >= 0, decay, 0.0)
+
+
 # ---- settings that several methods share --------------------------------------------------------
 
 
@@ -201,6 +223,8 @@ def rate(default: float) -> dict[str, Setting]:
     return {"lr": Setting(default, NOT_NEGATIVE)}
 
 
+# What Moonlight takes for the root mean square of AdamW's updates at rate 1 (arXiv 2502.16982).
+ADAMW_RMS = 0.2
 STATE: Settings = {"state_dtype": Setting(None, one_of("bfloat16", "int8", None))}
 # How captured sums travel between ranks; None: as they are computed.
 SUMS: Settings = {"sums_dtype": Setting(None, one_of("bfloat16", None))}
@@ -211,9 +235,14 @@ MOMENTUM: Settings = {
     "momentum": Setting(0.95, DECAY),
     "nesterov": Setting(True, FLAG),
     "weight_decay": Setting(0.0, NOT_NEGATIVE),
+    "cautious_decay": Setting(False, FLAG),
     **STATE,
 }
-MUON: Settings = {**MOMENTUM, "polar": Setting("auto", POLAR)}
+MUON: Settings = {
+    **MOMENTUM,
+    "lr_scale": Setting(None, one_of("adamw", None)),
+    "polar": Setting("auto", POLAR),
+}
 PAPER: Settings = with_defaults(MUON, momentum=0.8)
 CAPTURE: Settings = {
     "rows": Setting(None, ROWS),

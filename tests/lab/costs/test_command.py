@@ -49,6 +49,21 @@ class Custom(nn.Module):
         return out
 
 
+class Normalised(nn.Module):
+    """Its batch norms see one value of each channel, if there is one example."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fc = nn.Conv2d(3, 8, 3), nn.Linear(8, 4)
+        self.of_maps, self.of_rows = nn.BatchNorm2d(8), nn.BatchNorm1d(4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.of_maps(self.conv(x).mean((-2, -1), keepdim=True)).flatten(1)
+        out: Tensor = self.head(self.of_rows(self.fc(h)))
+        return out
+
+
 def planned(arguments: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
     assert cli.main(["plan", *arguments.split(), "--json"]) == 0
     figures: dict[str, Any] = json.loads(capsys.readouterr().out)
@@ -215,6 +230,15 @@ def test_a_models_own_function_with_and_without_an_input(
     assert seen["model_flops"] == 3 * 2 * 12 * (8 * 6 * 2 + 6 * 2)
     assert seen["methods"][0]["moments"] == 4 * (8 * 8 + 6 * 6 * 2)
     assert {row["treatment"]: row["parameters"] for row in seen["treated"]}["matrix"] == 96
+
+
+def test_a_model_with_batch_norms_is_planned_for_one_example(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    own = "--model tests.lab.costs.test_command:Normalised --optimizers go-muon --tokens 12"
+    one = planned(f"{own} --input 1,3,8,8", capsys)
+    several = planned(f"{own} --input 4,3,8,8", capsys)
+    assert one["model_flops"] == several["model_flops"] > 0
 
 
 @pytest.mark.parametrize("columns", [80, 140])

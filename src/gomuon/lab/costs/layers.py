@@ -9,20 +9,21 @@ from torch import Tensor, nn
 
 from gomuon.capture.hooks import CapturedModule
 from gomuon.capture.model import captured_modules
-from gomuon.parameters.routing import Routes, RoutingTable, route
+from gomuon.parameters.layout import Layout
+from gomuon.parameters.routing import Routes, RoutingTable
 from gomuon.parameters.rows import ConvRows, Rows
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
 from gomuon.parameters.specs import (
     DEFAULT_SPEC,
     LayerSpec,
-    joined_biases,
     layer_specs,
     matrix_sides,
     row_limit,
     with_settings,
 )
 from gomuon.parameters.stacks import Layer
+from gomuon.recipes.model_groups import routed
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.work import Group, Matrices
 
@@ -164,9 +165,7 @@ def find_layers(
         routes: as the optimizer's.
         specs: as the optimizer's.
     """
-    table = route(model, routes)
-    table = joined_biases(model, table) if recipe.joins_bias else table
-    table = recipe.model_use.route(model, table)
+    table = routed(recipe, model, Layout(), routes)
     matrices = {entry.parameter for entry in table.treated("matrix")}
     cuts = {
         **layer_specs(

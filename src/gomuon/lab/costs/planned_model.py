@@ -94,6 +94,9 @@ def _built(build: Callable[[], Any], name: str, dtype: str) -> nn.Module:
 
 
 def _observed(name: str, model: nn.Module, sizes: tuple[int, ...], tokens: int) -> PlannedModel:
+    for part in model.modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            part.eval()  # a batch of one example has no variance, and costs are the same
     symbols = any(isinstance(part, nn.Embedding) for part in model.modules())
     dtype = torch.long if symbols else next(model.parameters()).dtype
     counter = FlopCounterMode(display=False)

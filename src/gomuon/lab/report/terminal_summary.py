@@ -17,7 +17,7 @@ from gomuon.lab.results.runs import Run
 
 def print_summary(plan: Plan, runs: Sequence[Run], console: Console) -> None:
     """One row per arm: means over its seeds, with the published result if there is one."""
-    table = Table(title=_title(plan), title_justify="left", title_style="bold")
+    table = Table(title=titled(plan), title_justify="left", title_style="bold")
     if plan.task == "grokking":
         _grokking(plan, runs, table)
     else:
@@ -25,7 +25,8 @@ def print_summary(plan: Plan, runs: Sequence[Run], console: Console) -> None:
     console.print(table)
 
 
-def _title(plan: Plan) -> str:
+def titled(plan: Plan) -> str:
+    """The plan's title, with a label if it has fewer updates than its task's own."""
     return plan.title + (f" (QUICK: {plan.steps} updates)" if plan.label == "quick" else "")
 
 
@@ -82,7 +83,7 @@ def _mean(values: Sequence[float | None]) -> str:
 
 def print_plan(plan: Plan, costs: dict[str, float], jobs: int, console: Console) -> None:
     """The plan with the measured time of its arms and of the whole campaign."""
-    table = Table(title=_title(plan), title_justify="left", title_style="bold")
+    table = Table(title=titled(plan), title_justify="left", title_style="bold")
     for head in ("arm", "optimizer", "rate", "options", "runs", "s / update"):
         table.add_column(head, justify="right" if head in ("runs", "s / update") else "left")
     for arm in plan.arms:

@@ -14,6 +14,7 @@ from gomuon.lab.formatting import duration
 from gomuon.lab.running.training import UpdateReport
 
 PLAIN_INTERVAL = 20.0  # seconds between two plain lines of one run
+WIDE = 100  # columns that a live line with everything takes
 
 
 class Pace:
@@ -116,14 +117,19 @@ class PlainDisplay:
 
 
 class LiveDisplay:
-    """A bar for each running run and one for all runs; a finished run leaves a line."""
+    """A bar for each running run and one for all runs; a finished run leaves a line.
+
+    In a narrow terminal bars are short and only the most important figure is shown, so that no
+    column is cut off.
+    """
 
     def __init__(self, plan: Plan, console: Console) -> None:
         self.console = console
         self.pace = Pace(plan)
+        self.is_narrow = console.width < WIDE
         self.progress = Progress(
             TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=6 if self.is_narrow else 24),
             TextColumn("{task.fields[count]}", justify="right", markup=False),
             TextColumn("{task.fields[metrics]}", style="cyan", markup=False),
             TextColumn("{task.fields[eta]}", style="dim", markup=False),
@@ -163,8 +169,8 @@ class LiveDisplay:
             self.bars[name],
             completed=report.step,
             count=f"{report.step}/{config.steps}",
-            metrics=metrics_text(report.metrics),
-            eta=f"{duration(self.pace.seconds_left_of(config))} left",
+            metrics=metrics_text(report.metrics, short=self.is_narrow),
+            eta=self._left(self.pace.seconds_left_of(config)),
         )
         self._refresh()
 
@@ -189,8 +195,11 @@ class LiveDisplay:
             self.all_runs,
             completed=pace.runs * pace.steps - pace.left,
             count=f"{pace.finished}/{pace.runs} runs",
-            eta="" if left is None else f"{duration(left)} left",
+            eta="" if left is None else self._left(left),
         )
+
+    def _left(self, seconds: float) -> str:
+        return duration(seconds) if self.is_narrow else f"{duration(seconds)} left"
 
 
 def open_display(plan: Plan, console: Console) -> PlainDisplay | LiveDisplay:
@@ -203,8 +212,12 @@ def print_note(console: Console, text: str) -> None:
     console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
-def metrics_text(metrics: dict[str, Any]) -> str:
-    """The current loss and accuracies of a metrics line, in words."""
+def metrics_text(metrics: dict[str, Any], *, short: bool = False) -> str:
+    """The current loss and accuracies of a metrics line, in words; one of them if it is short."""
+    if short and "test_accuracy" in metrics:
+        return f"held out {metrics['test_accuracy']:.0%}"
+    if short:
+        return f"loss {metrics['loss']:.3f}" if "loss" in metrics else ""
     parts = [f"loss {metrics['loss']:.4f}"] if "loss" in metrics else []
     for field, word in (("train_accuracy", "train"), ("test_accuracy", "held out")):
         if field in metrics:
