@@ -120,7 +120,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
             self.attach(model)
             self._reports.warn_if(few_matrices(table))
             return
-        super().__init__(params, defaults)
+        assert given is not None
+        super().__init__(given, defaults)
         self._watch_steps()
         if self._captures:
             self._reports.without_model(type(self).__name__)

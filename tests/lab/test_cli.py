@@ -50,6 +50,7 @@ RACE = ["race", "--optimizers", "go-muon,adamw", "--jobs", "2", *TINY]
         ("reproduce ptb --steps 0", "--steps must be at least 1, not 0"),
         ("data shakespear", "unknown corpus 'shakespear'; did you mean 'shakespeare'?"),
         ("report nowhere", "nowhere"),
+        ("dance", "unknown command 'dance'"),
         ("rase", "unknown command 'rase'; did you mean 'race'?"),
         ("reprodcue ptb", "unknown command 'reprodcue'; did you mean 'reproduce'?"),
         ("race --optimizers=", "--optimizers is empty"),
@@ -128,6 +129,7 @@ def test_a_truncated_metrics_line_is_named_by_report(
     assert "metrics.jsonl, line 12: truncated" in refused(["report", str(tmp_path)], capsys)
 
 
+<<<<<<< HEAD
 def test_help_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["reproduce", "--help"])
@@ -139,6 +141,9 @@ def test_help_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.parametrize("arguments", ["race --steps many", "reproduce", "dance", "race --nothing"])
+=======
+@pytest.mark.parametrize("arguments", ["race --steps many", "reproduce", "race --nothing"])
+>>>>>>> rates
 def test_what_cannot_be_parsed_exits_with_2(
     arguments: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from gomuon import GeometryWarning, GoMuon, Muon
+from gomuon.parameters.routing import Treatment
 from tests.models import mlp, transformer
 
 
@@ -28,7 +29,7 @@ def last_line(optimizer: torch.optim.Optimizer) -> str:
 
 
 def test_the_last_line_adds_up() -> None:
-    routes = {"bare": "matrix"}
+    routes: dict[str, Treatment] = {"bare": "matrix"}
     assert last_line(GoMuon(Tokens(), routes=routes)) == (
         "116 parameters: matrix 28 % (captured 14 %, identity maps 14 %), "
         "AdamW 72 %: embedding 34 %, head 34 %, biases and vectors 3 %"
@@ -64,7 +65,7 @@ def test_others_are_not_warned_of() -> None:
         warnings.simplefilter("error", GeometryWarning)
         for model in (transformer(), mlp(3, 4, 4, 2), mlp(3, 4, 100), Tokens()):
             GoMuon(model)
-        matrices = {"memory.weight_*": "matrix"}
+        matrices: dict[str, Treatment] = {"memory.weight_*": "matrix"}
         Muon(Recurrent(), routes=matrices)
         frozen = Recurrent()
         frozen.memory.requires_grad_(False)  # what is not trained needs no optimizer

@@ -45,9 +45,8 @@ def overridden(
         ValueError: a pattern is without effect, a setting is unknown or out of range, or a
             parameter cannot follow it.
     """
-    groups = [dict(group) for group in groups]
     if overrides is None:
-        return groups
+        return [dict(group) for group in groups]
     treatments = {route.name: route.treatment for route in table}
     chosen = _chosen(overrides, table, model)
     for name, (where, override) in chosen.items():
