@@ -129,7 +129,6 @@ def test_a_truncated_metrics_line_is_named_by_report(
     assert "metrics.jsonl, line 12: truncated" in refused(["report", str(tmp_path)], capsys)
 
 
-<<<<<<< HEAD
 def test_help_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["reproduce", "--help"])
@@ -140,10 +139,7 @@ def test_help_names_every_experiment(capsys: pytest.CaptureFixture[str]) -> None
     assert f"{','.join(catalogue.OPEN_QUESTIONS)}." in said
 
 
-@pytest.mark.parametrize("arguments", ["race --steps many", "reproduce", "dance", "race --nothing"])
-=======
 @pytest.mark.parametrize("arguments", ["race --steps many", "reproduce", "race --nothing"])
->>>>>>> rates
 def test_what_cannot_be_parsed_exits_with_2(
     arguments: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
