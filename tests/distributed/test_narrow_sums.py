@@ -151,7 +151,7 @@ def factors_and_move(place: Place, sums_dtype: Any) -> tuple[dict[str, Tensor], 
     logits = model(tokens[:, :-1])
     F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
     optimizer.step()
-    named = {parameter: name for name, parameter in model.named_parameters()}
+    named: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
     factors = {
         f"{named[p]} {key}": value.clone()
         for p, entries in optimizer.state.items()

@@ -282,7 +282,7 @@ def refusals(place: Place) -> dict[str, str]:
 
     def averaged() -> None:
         """All ranks have the weight that the wrapper ignores, and average its gradient."""
-        model = nn.Sequential(nn.Linear(WIDTH, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+        model = nn.Sequential(nn.Linear(WIDTH, 4), nn.Linear(4, 4), nn.Linear(4, 4)).double()
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, ["0.weight"])
         outer = DistributedDataParallel(model)
         optimizer = GoMuon(outer)

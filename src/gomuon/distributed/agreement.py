@@ -65,10 +65,12 @@ class Agreement:
         fault: str | None = None
         captured: Captured = {}
         numbers = [0.0, 0.0, 0.0]
-        every, groups = groups, shared_groups(groups, self._own)
+        every = groups
         try:
             fault, captured = check()
-            check_companions(every, self._own)
+            if self._own:
+                groups = shared_groups(every, self._own)
+                check_companions(every, self._own)
             numbers = self._numbers(captured, groups)
         except Exception as raised:
             failure = raised

@@ -23,7 +23,7 @@ SAME_WITHIN = 1e-3  # of the norm; experts, and their gradients, differ by far m
 
 def shared_groups(groups: Sequence[Group], own: Collection[Tensor]) -> Sequence[Group]:
     """The groups without a rank's own parameters."""
-    return [_without(group, own) for group in groups] if own else groups
+    return [_without(group, own) for group in groups]
 
 
 def _without(group: Group, own: Collection[Tensor]) -> Group:

@@ -191,7 +191,8 @@ class Owners:
         wanted: Mapping[Tensor, MomentShapes],
     ) -> Mapping[Tensor, Statistics]:
         summed = self._summed(matrices, seen, wanted)
-        return {**summed, **{p: seen[p] for p in self._own if p in seen}}
+        own = {p: seen[p] for p in self._own if p in seen}
+        return {**summed, **own} if own else summed
 
     def _summed(
         self,
@@ -313,7 +314,7 @@ def choose_owners(
     captured = geometry.captured_sides(settings)
     own = layout.own
     joined = {spec.bias for spec in layout.specs.values()}
-    for index, group in enumerate(shared_groups(groups, own)):
+    for index, group in enumerate(shared_groups(groups, own) if own else groups):
         matrices = [
             Layer(name, parameter, {}, layout.spec_of(parameter, settings))
             for name, parameter in named(group, index)

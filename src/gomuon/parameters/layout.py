@@ -18,7 +18,7 @@ from gomuon.parameters.tensor_shards import TensorShard
 
 Group = Mapping[str, Any]
 State = Mapping[Tensor, dict[str, Any]]
-Kind = TypeVar("Kind", bound=Layer)
+AnyLayer = TypeVar("AnyLayer", bound=Layer)
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class MatrixParameter:
         """The layer, for a rank that has the whole parameter."""
         return self.layer_as(Layer)
 
-    def layer_as(self, kind: type[Kind]) -> Kind:
+    def layer_as(self, kind: type[AnyLayer]) -> AnyLayer:
         """The layer, as one of these."""
         return kind(self.name, self.parameter, self.state, self.spec, self.phase, self.keeping)
 
