@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gomuon.capture.hooks import CapturedModule
 from gomuon.capture.model import captured_modules
+from gomuon.parameters.divided_rows import CapturedRows, DividedRows
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.routing import Routes, RoutingTable
 from gomuon.parameters.rows import ConvRows, Rows
@@ -244,9 +245,15 @@ def _matrix_layer(
         reads=(seen.what, tuple(module.rows for module in modules), layer.columns, layer.forms[1]),
         grouped=isinstance(modules[0].rows, ConvRows) and spec.parts > 1,
         uses=seen.examples if settings.get("reduce") else seen.rows,
-        limit=modules[0].rows.sampling.rows,
+        limit=_whole(modules[0].rows).sampling.rows,
         calls=seen.calls,
     )
+
+
+def _whole(rows: CapturedRows) -> Rows:
+    """The rows of a layer of a planned model, which is not divided among ranks."""
+    assert not isinstance(rows, DividedRows)
+    return rows
 
 
 def find_input_uses(model: nn.Module, *inputs: Tensor) -> dict[Tensor, InputUse]:
@@ -267,7 +274,7 @@ def find_input_uses(model: nn.Module, *inputs: Tensor) -> dict[Tensor, InputUse]
                 kwargs: dict[str, Any],
                 output: Tensor,
                 weight: Tensor = weight,
-                reader: Rows = watched.rows,
+                reader: Rows = _whole(watched.rows),
             ) -> None:
                 x: Tensor = args[0] if args else kwargs["input"]
                 alive.append(x)
