@@ -267,6 +267,7 @@ def find_input_uses(model: nn.Module, *inputs: Tensor) -> dict[Tensor, InputUse]
     handles = []
     for weight, modules in captured_modules(model, lambda weight: Sampling()).items():
         for watched in modules:
+            rows_read = _whole(watched.rows)
 
             def note(
                 module: nn.Module,
@@ -274,7 +275,7 @@ def find_input_uses(model: nn.Module, *inputs: Tensor) -> dict[Tensor, InputUse]
                 kwargs: dict[str, Any],
                 output: Tensor,
                 weight: Tensor = weight,
-                reader: Rows = _whole(watched.rows),
+                reader: Rows = rows_read,
             ) -> None:
                 x: Tensor = args[0] if args else kwargs["input"]
                 alive.append(x)
