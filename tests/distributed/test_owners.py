@@ -42,7 +42,8 @@ def costs(place: Place) -> dict[str, tuple[float, int]]:
     """Seconds and FLOPs of this rank's steps over whole intervals, either way in turn."""
     models = {work: wrapped(model(), "ddp") for work in WAYS}
     optimizers = {
-        work: GoMuon(model, refresh_every=INTERVAL, work=work) for work, model in models.items()
+        work: GoMuon(model, refresh_every=INTERVAL, work=work, stagger=True)
+        for work, model in models.items()
     }
     seconds, flops = dict.fromkeys(WAYS, 0.0), dict.fromkeys(WAYS, 0)
     for step in range((1 + MEASURED) * INTERVAL):

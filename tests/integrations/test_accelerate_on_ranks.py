@@ -31,7 +31,8 @@ class Loop:
         self.place = place
         self.accelerator = accelerate.Accelerator(cpu=True)
         model = mlp(6, 12, 12, 3, seed=seed)
-        optimizer = GoMuon(model, lr=0.05, adamw={"lr": 0.01})
+        # In turns also in one process, which is compared with the ranks.
+        optimizer = GoMuon(model, lr=0.05, adamw={"lr": 0.01}, stagger=True)
         self.model, self.optimizer = self.accelerator.prepare(model, optimizer)
         self.accelerator.register_save_state_pre_hook(lambda *_: optimizer.consolidate_state_dict())
 

@@ -54,6 +54,7 @@ class Automatic(lightning.LightningModule):  # type: ignore[name-defined, misc]
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.net = mlp(6, 12, 12, 3, seed=seed)
+        self.stagger: Any = "auto"
         self.losses: list[float] = []
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
@@ -65,7 +66,7 @@ class Automatic(lightning.LightningModule):  # type: ignore[name-defined, misc]
         self.net(batch[0])
 
     def configure_optimizers(self) -> Any:
-        optimizer = GoMuon(self, lr=LR, adamw={"lr": ADAMW_LR})
+        optimizer = GoMuon(self, lr=LR, adamw={"lr": ADAMW_LR}, stagger=self.stagger)
         schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, DECAY)
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 

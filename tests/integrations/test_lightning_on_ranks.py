@@ -43,12 +43,18 @@ def fit(
     return trainer
 
 
+def made(kind: str, seed: int = 0) -> Automatic:
+    """In turns also in one process, which is compared with the ranks."""
+    module = KINDS[kind](seed=seed)
+    module.stagger = True
+    return module
+
+
 def whole_and_resumed(
     place: Place, kind: str, target: Path
 ) -> tuple[Weights, Weights, set[int], list[str]]:
     as_torchrun_does(place)
-    make = KINDS[kind]
-    whole, first, resumed = make(), make(), make(seed=9)
+    whole, first, resumed = made(kind), made(kind), made(kind, seed=9)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         fit(whole, target, place)
@@ -69,6 +75,6 @@ def test_a_checkpoint_of_two_ranks_is_resumed_by_two_and_by_one(kind: str, tmp_p
         assert_alike([answers[0][0], whole, resumed])
     (state,) = torch.load(target / SAVED, weights_only=True)["optimizer_states"]
     assert not any(map(is_only_count, state["state"].values()))
-    one = KINDS[kind](seed=9)
+    one = made(kind, seed=9)
     fit(one, target, None, resume=target / SAVED)
     assert distance(weights(one.net), answers[0][0]) < 1e-9

@@ -85,8 +85,8 @@ def trainer(model: nn.Module, folder: Path, optimizer: Any = None, **options: An
     )
 
 
-def optimizer_of(model: nn.Module) -> GoMuon:
-    return GoMuon(model, lr=LR, adamw={"lr": ADAMW_LR})
+def optimizer_of(model: nn.Module, **settings: Any) -> GoMuon:
+    return GoMuon(model, lr=LR, adamw={"lr": ADAMW_LR}, **settings)
 
 
 def losses(run: Any) -> list[float]:

@@ -12,7 +12,13 @@ from gomuon.errors import GeometryWarning
 from tests.distributed.launcher import Place, launch
 from tests.distributed.worlds import Weights, assert_alike, distance, weights
 from tests.integrations.ranks import as_torchrun_does
-from tests.integrations.test_transformers import double_loss, llama, losses, trainer
+from tests.integrations.test_transformers import (
+    double_loss,
+    llama,
+    losses,
+    optimizer_of,
+    trainer,
+)
 
 STEPS, SAVED_AT = 6, 3  # between two refreshes, so the maps of the checkpoint are used
 PART = "only this rank's part"
@@ -24,8 +30,11 @@ def make(
     """In float64, so that one process equals two up to its rounding."""
     from gomuon.integrations.transformers import GatherState  # not if Transformers is missing
 
+    model = llama(seed).double()
+    # In turns also in one process, which is compared with the ranks.
+    optimizer = optimizer_of(model, stagger=True)
     run = trainer(
-        llama(seed).double(), folder, max_steps=STEPS, per_device_train_batch_size=batch, **options
+        model, folder, optimizer, max_steps=STEPS, per_device_train_batch_size=batch, **options
     )
     run.compute_loss_func = double_loss
     if callbacks:

@@ -184,6 +184,37 @@ def test_sharding_spreads_state_and_work_and_keeps_their_sums(
             assert len(many["owned"]) == len(one["owned"])
 
 
+def test_where_ranks_share_the_work_layers_take_turns(capsys: pytest.CaptureFixture[str]) -> None:
+    def go_muon(arguments: str) -> dict[str, Any]:
+        found = planned(f"character --tokens 512 --optimizers go-muon {arguments}", capsys)
+        method: dict[str, Any] = found["methods"][0]
+        return method
+
+    alone, turns = go_muon(""), go_muon("--ranks 4")
+    together = go_muon("--ranks 4 --stagger off")
+    assert [x["staggered"] for x in (alone, turns, together)] == [False, True, False]
+    assert not go_muon("--ranks 4 --replicate")["staggered"]
+    assert go_muon("--stagger on")["staggered"]
+    assert turns["amortised"] == together["amortised"]
+    assert turns["owned"] == together["owned"]
+    assert turns["reuse"] is None  # some layers refresh at every step
+    for method in (turns, together):
+        assert len(method["cycle"]) == 4
+        work = sum(step["work"]["mean"] for step in method["cycle"])
+        assert work == pytest.approx(4 * method["amortised"]["mean"])
+        sent = [step["sent"]["largest"] for step in method["cycle"]]
+        assert method["sent_refresh"]["largest"] == max(sent)
+        assert method["held"] == max(step["held"] for step in method["cycle"])
+        assert [step["refreshes"] for step in method["cycle"]][1:] == [method is turns] * 3
+    for key in ("refresh", "sent_refresh"):
+        assert turns[key]["largest"] < together[key]["largest"]
+    assert turns["held"] < together["held"]
+    for arguments, shown in (("--ranks 4", True), ("--ranks 4 --stagger off", False)):
+        assert cli.main(["plan", "character", *arguments.split()]) == 0
+        text = " ".join(capsys.readouterr().out.split())
+        assert ("4, in turns" in text) == ("the busiest of the K" in text) == shown
+
+
 def test_replicated_work_is_every_ranks(capsys: pytest.CaptureFixture[str]) -> None:
     alone = planned("character --tokens 512", capsys)
     together = planned("character --tokens 512 --ranks 4 --replicate", capsys)
@@ -272,6 +303,7 @@ def test_the_tables_stay_on_the_screen(
         ("character --ranks 4 --shards 2 --replicate", "--replicate needs --shards 1, not 2"),
         ("character --tokens -1", "--tokens must be at least 1, not -1"),
         ("character --dtype float31", "unknown dtype 'float31'; did you mean 'float32'?"),
+        ("character --stagger of", "unknown value of --stagger 'of'; did you mean 'off'?"),
         ("character --polar sdv", "unknown polar method 'sdv'; did you mean 'svd'?"),
         ("character --optimizers go-muo", "did you mean 'go-muon'?"),
         ("character --optimizers ,", "has no names"),

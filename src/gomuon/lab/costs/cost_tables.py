@@ -10,7 +10,8 @@ from rich.table import Table
 from rich.text import Text
 
 from gomuon.lab.costs.comparison import CostComparison
-from gomuon.lab.costs.estimate import CostEstimate, Spread
+from gomuon.lab.costs.cycle import Spread
+from gomuon.lab.costs.estimate import CostEstimate
 from gomuon.lab.costs.traffic import Mesh
 from gomuon.lab.experiments.optimizers import title
 from gomuon.lab.formatting import ABSENT

@@ -9,36 +9,19 @@ from typing import Any
 
 from torch import nn
 
-from gomuon.distributed.assignment import Unit, imbalance, load_per_rank
-from gomuon.distributed.narrow_sums import owner_adds
-from gomuon.distributed.stream_layout import BUCKET
-from gomuon.lab.costs.division import Division, divide
+from gomuon.distributed.assignment import Unit, imbalance
+from gomuon.lab.costs.cycle import Spread, StepCost, StepCosts, Turns, busiest, elements_of
+from gomuon.lab.costs.division import divide
 from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers
 from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
 from gomuon.lab.costs.state_bytes import state_bytes
-from gomuon.lab.costs.traffic import (
-    Mesh,
-    held_elements,
-    moment_bytes,
-    replicated_bytes,
-    step_bytes,
-    step_memory,
-    sums_in_messages,
-)
-from gomuon.lab.costs.unit_costs import (
-    adamw_bytes,
-    layers_work,
-    moment_work,
-    moments_of,
-    renewal_work,
-)
+from gomuon.lab.costs.traffic import Mesh, held_elements, step_bytes, step_memory
+from gomuon.lab.costs.unit_costs import adamw_bytes, layers_work, moments_of, renewal_work
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers
 from gomuon.parameters.units import as_phase
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.work import Work, flops
-
-Turns = frozenset[int]
 
 
 @dataclass(frozen=True)
@@ -47,35 +30,6 @@ class RankLayout:
 
     mesh: Mesh
     replicate: bool = False
-
-
-@dataclass(frozen=True)
-class Spread:
-    """The largest and the mean value of a quantity over the ranks."""
-
-    largest: float
-    mean: float
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
-        return cls(max(values), sum(values) / len(values))
-
-
-@dataclass(frozen=True)
-class StepCost:
-    """The costs of one step, per rank.
-
-    Attributes:
-        refreshes: whether it renews maps.
-        work: FLOPs.
-        sent: bytes.
-        held: most bytes of captured sums on a rank at one time.
-    """
-
-    refreshes: bool
-    work: Spread
-    sent: Spread
-    held: int
 
 
 @dataclass(frozen=True)
@@ -161,7 +115,6 @@ def estimate_cost(
     ]
     owned = [_unit(unit, cost) for unit, cost in zip(units, amortised, strict=True)]
     narrow, wide = _sizes(planned.model)
-    travels = 2 if settings.get("sums_dtype") == "bfloat16" else wide
     groups = len({layer.group for layer in found.layers})
     reads_weights = recipe.geometry.reads_weights or bool(settings.get("geometry_decay"))
     sizes = {
@@ -170,77 +123,47 @@ def estimate_cost(
         "working_size": wide,
     }
     coupled = settings.get("kl_clip") is not None
-    always = (
-        []
+    costs = StepCosts(
+        mesh=ranks.mesh,
+        replicate=ranks.replicate,
+        divided=divided,
+        owned=owned,
+        always=[]
         if ranks.replicate
         else step_bytes(
             owned, owners, ranks.mesh, refresh=False, groups=groups, coupled=coupled, **sizes
-        )
+        ),
+        steps=steps,
+        grams=grams,
+        maps=maps,
+        passes=planned.passes,
+        groups=groups,
+        size=wide,
+        travels=2 if settings.get("sums_dtype") == "bfloat16" else wide,
     )
-
-    def over_ranks(costs: Sequence[float]) -> list[float]:
-        if ranks.replicate:
-            return [sum(costs)] * ranks.mesh.ranks
-        return load_per_rank(costs, owners, ranks.mesh.ranks)
-
-    def work_of(observed: Turns, renewed: Turns, renewal: Sequence[float]) -> Spread:
-        """Of a step that observes and renews the units with these turns."""
-        own = [
-            step + gram * (turn in observed) + new * (turn in renewed)
-            for step, gram, new, turn in zip(steps, grams, renewal, divided.turns, strict=True)
-        ]
-        inputs = map(divided.layers_of, divided.captured_together(observed))
-        moments = sum(flops(moment_work(unit, planned.passes)) for unit in inputs)
-        return Spread.of([x + moments for x in over_ranks(own)])
-
-    def sent(observed: Turns) -> Spread:
-        due = [i for i, turn in enumerate(divided.turns) if turn in observed]
-        of_due = [owned[i] for i in due]
-        if ranks.replicate:
-            return Spread.of(
-                replicated_bytes(
-                    of_due, ranks.mesh, refresh=bool(due), moment_size=wide, groups=groups
-                )
-            )
-        if not due:
-            return Spread.of(always)
-        moments = moment_bytes(of_due, [owners[i] for i in due], ranks.mesh.ranks, wide, travels)
-        return Spread.of([a + b for a, b in zip(always, moments, strict=True)])
-
-    def held(observed: Turns) -> int:
-        readers = divided.captured_together(observed)
-        if alone:
-            return wide * sum(_elements(divided.layers_of(unit)) for unit in readers)
-        return _held(readers, divided, owned, wide, travels, ranks.mesh.ranks)
-
     phases = {turn: as_phase(turn, every) if staggered else 0.0 for turn in divided.turns}
     due = [_due(recipe, settings, phases, step) for step in range(lcm(every, statistics_every))]
-    known = {
-        both: StepCost(bool(both[1]), work_of(*both, maps), sent(both[0]), held(both[0]))
-        for both in dict.fromkeys(due)
-    }
-    cycle = tuple(known[both] for both in due)
+    known = {both: costs.of(*both) for both in dict.fromkeys(due)}
     reuses = [step for step in known.values() if not step.refreshes]
     refreshes = [step for step in known.values() if step.refreshes]
 
     first: Spread | None = None
     if work.first is not None:
         begins = work.first
-        first = Spread.of(over_ranks(_flops_of(units, lambda unit: layers_work(unit, begins))))
+        each = _flops_of(units, lambda unit: layers_work(unit, begins))
+        first = Spread.of(costs.over_ranks(each))
     elif first_maps != maps:
-        first = _busiest([work_of(*both, first_maps) for both in dict.fromkeys(due)])
+        first = busiest([costs.work(*both, first_maps) for both in known])
 
     messages = [0] * ranks.mesh.ranks
     if not alone:
         messages = step_memory(owned, owners, ranks.mesh, **sizes)
-    every_input = divided.captured_together(frozenset(divided.turns))
-    moments = sum(
-        flops(moment_work(divided.layers_of(unit), planned.passes)) for unit in every_input
-    )
-    carried = over_ranks(amortised)
+    every_turn = Turns(divided.turns)
+    moments = costs.captured(every_turn)
+    carried = costs.over_ranks(amortised)
     working = DTYPES["float64"] if wide == 8 else DTYPES["float32"]
     kept = [state_bytes(unit, recipe, work, working) for unit in units]
-    matrices = over_ranks([float(one.device) for one in kept])
+    matrices = costs.over_ranks([float(one.device) for one in kept])
     others = _adamw(found.others, wide, ranks.mesh)
     state = [a + b for a, b in zip(matrices, others, strict=True)]
     return CostEstimate(
@@ -248,19 +171,22 @@ def estimate_cost(
         refresh_every=every if recipe.has_geometry else None,
         staggered=staggered,
         state=Spread.of(state),
-        offloaded=Spread.of(over_ranks([float(one.host) for one in kept])),
-        moments=wide * sum(_elements(divided.layers_of(unit)) for unit in every_input),
-        held=max(step.held for step in cycle),
+        offloaded=Spread.of(costs.over_ranks([float(one.host) for one in kept])),
+        moments=wide
+        * sum(
+            elements_of(divided.layers_of(unit)) for unit in divided.captured_together(every_turn)
+        ),
+        held=max(step.held for step in known.values()),
         messages=Spread.of(messages),
-        reuse=_busiest([step.work for step in reuses]),
-        refresh=_busiest([step.work for step in refreshes]),
+        reuse=busiest([step.work for step in reuses]),
+        refresh=busiest([step.work for step in refreshes]),
         amortised=Spread.of([x + moments / statistics_every for x in carried]),
         first=first,
-        sent_reuse=_busiest([step.sent for step in reuses]),
-        sent_refresh=_busiest([step.sent for step in refreshes]),
+        sent_reuse=busiest([step.sent for step in reuses]),
+        sent_refresh=busiest([step.sent for step in refreshes]),
         imbalance=imbalance(carried),
         owned=() if ranks.replicate else tuple(zip(owned, owners, strict=True)),
-        cycle=cycle,
+        cycle=tuple(known[both] for both in due),
     )
 
 
@@ -281,10 +207,6 @@ def _due(
         Turns(turn for turn, phase in phases.items() if clock.observes(group, phase)),
         Turns(turn for turn, phase in phases.items() if clock.renews(group, phase)),
     )
-
-
-def _busiest(steps: Sequence[Spread]) -> Spread | None:
-    return max(steps, key=lambda step: step.largest, default=None)
 
 
 def _interval(setting: str | None, settings: Mapping[str, Any]) -> int:
@@ -332,41 +254,6 @@ def _layers(
         return find_layers(planned.model, entry.recipe, settings, planned.uses, specs=specs)
     except ValueError as error:
         raise LabError(f"the costs of {planned.name!r} cannot be estimated: {error}") from error
-
-
-def _elements(unit: Sequence[MatrixLayer]) -> int:
-    return sum(sums.elements for sums, _ in moments_of(unit))
-
-
-def _held(
-    readers: Sequence[Sequence[int]],
-    divided: Division,
-    owned: Sequence[Unit],
-    size: int,
-    travels: int,
-    ranks: int,
-) -> int:
-    """Most bytes of sums on a rank that sends each unit when it is complete, or a small bucket.
-
-    Args:
-        readers: the units whose sums are captured in a step, by the input that they read.
-        divided: all units.
-        owned: the same with the numbers that are sent for them.
-        size: bytes of a number of a sum.
-        travels: bytes of one on its way.
-        ranks: the number of ranks.
-    """
-    message = sums_in_messages(ranks, size, travels)
-    packed = [message * sum(sum(owned[i].moments) for i in unit) for unit in readers]
-    whole = [size * _elements(divided.layers_of(unit)) for unit in readers]
-    at_once = max((a + b for a, b in zip(whole, packed, strict=True)), default=0)
-    bucket = 2 * BUCKET + BUCKET * message // size  # the sums, and the message
-    sending = min(max(at_once, bucket), sum(whole) + sum(packed))
-    due = [i for unit in readers for i in unit]
-    sums = [float(size * sum(owned[i].moments)) for i in due]
-    received = load_per_rank(sums, [divided.owners[i] for i in due], ranks)
-    slices = round(sum(sums)) // ranks if travels < size else 0
-    return sending + round(max(received)) + (0 if owner_adds(ranks) else slices)
 
 
 def _unit(layers: Sequence[MatrixLayer], cost: float) -> Unit:
