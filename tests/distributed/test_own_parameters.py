@@ -10,9 +10,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
 from torch.nn.parallel import DistributedDataParallel
 
-from gomuon import GoMuon, LayerSpec
+from gomuon import KFAC, GoMuon, LayerSpec
 from gomuon.distributed.own_parameters import first_on_two_ranks
 from gomuon.errors import NonFiniteGradientError, RankError
 from gomuon.optimizer import MatrixOptimizer
@@ -62,30 +68,62 @@ class Returned(torch.autograd.Function):
         return torch.cat(parts)
 
 
-class Mixture(nn.Module):
-    """A mixture of two experts between layers that all ranks share."""
+class Copied(torch.autograd.Function):
+    """Rows that all ranks have; their gradients add up."""
 
-    def __init__(self, here: tuple[int, ...] = (0, 1)) -> None:
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        g = g.clone()
+        dist.all_reduce(g)
+        return g
+
+
+class Summed(torch.autograd.Function):
+    """The sum of all ranks' rows, on every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor) -> Tensor:
+        y = y.clone()
+        dist.all_reduce(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:
+        return g
+
+
+class Mixture(nn.Module):
+    """A mixture of two experts between layers that all ranks share.
+
+    `ways` bring rows to the experts and back.
+    """
+
+    ways: Any = (Gathered, Returned)
+
+    def __init__(self, here: tuple[int, ...] = (0, 1), *, bias: bool = True) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.before, self.gate = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, RANKS)
         every = [nn.Sequential(nn.Linear(WIDTH, 9), nn.Tanh(), nn.Linear(9, WIDTH)) for _ in "ab"]
         self.experts = nn.ModuleDict({str(i): every[i] for i in here})
-        self.after, self.head = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 3)
+        self.after, self.head = nn.Linear(WIDTH, WIDTH, bias), nn.Linear(WIDTH, 3)
         self.double()
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.before(x))
-        divides = len(self.experts) < RANKS
         rows, share = x, self.gate(x).softmax(-1)
+        divides = len(self.experts) < RANKS
         if divides:
-            rows, share = Gathered.apply(rows), Gathered.apply(share)
-        mixed: Tensor = sum(  # type: ignore[assignment]
+            rows, share = self.ways[0].apply(rows), self.ways[0].apply(share)
+        mixed: Any = sum(
             expert(rows) * share[..., int(i) : int(i) + 1] for i, expert in self.experts.items()
         )
-        found: Tensor = self.head(
-            torch.tanh(self.after(x + (Returned.apply(mixed) if divides else mixed)))
-        )
+        mixed = self.ways[1].apply(mixed) if divides else mixed
+        found: Tensor = self.head(torch.tanh(self.after(x + mixed)))
         return found
 
     def of_experts(self) -> Iterator[tuple[str, nn.Parameter]]:
@@ -188,6 +226,33 @@ def test_experts_on_ranks_equal_a_process_that_has_all(
             assert distance(found, {name: expected[name] for name in found}) < 1e-9, method
             shared.append({name: found[name] for name in found if name not in experts})
         assert_alike(shared)
+
+
+def beside_divided_layers(place: Place, tensor_parallel: str) -> Weights:
+    """Experts on the ranks that divide the other layers. All ranks have the same rows."""
+    model = Mixture((place.rank,), bias=False)  # a row-parallel layer's does not join its blocks
+    model.ways = (Copied, Summed)
+    plan = {
+        "before": ColwiseParallel(output_layouts=Replicate()),
+        "after": RowwiseParallel(input_layouts=Replicate()),
+    }
+    parallelize_module(model, init_device_mesh("cpu", (place.size,)), plan)
+    specs = {"experts.*": LayerSpec(ranks="own")}
+    optimizer = KFAC(model, specs=specs, tensor_parallel=tensor_parallel)
+    train(model, optimizer, range(STEPS))
+    return whole(model)
+
+
+@pytest.mark.parametrize("tensor_parallel", ["exact", "blocks"])
+def test_experts_beside_divided_layers(tensor_parallel: str, tmp_path: Path) -> None:
+    """By K-FAC, whose budget counts every layer once."""
+    answers = launch(RANKS, beside_divided_layers, tmp_path, tensor_parallel=tensor_parallel)
+    model = Mixture(bias=False)
+    cut = {"before.weight": LayerSpec(heads=2), "after.weight": LayerSpec(input_heads=2)}
+    train(model, KFAC(model, specs=cut if tensor_parallel == "blocks" else None), range(STEPS))
+    expected = weights(model)
+    for found in answers:
+        assert distance(found, {name: expected[name] for name in found}) < 1e-9
 
 
 # ---- state ---------------------------------------------------------------------------------------
