@@ -366,8 +366,15 @@ def refusals(place: Place) -> dict[str, str]:
         model(inputs(0).chunk(RANKS)[place.rank]).square().sum().backward()
         optimizer.step()
 
+    def divided() -> None:
+        """A weight of which torch itself knows who has it."""
+        plan = {"before": ColwiseParallel(output_layouts=Replicate())}
+        model = parallelize_module(Mixture(), init_device_mesh("cpu", (place.size,)), plan)
+        GoMuon(model, specs={"before.*": LayerSpec(ranks="own")})
+
     torch.manual_seed(0)
-    return {change.__name__: message(change) for change in (value, unsaid, averaged, lonely)}
+    changes = (value, unsaid, averaged, lonely, divided)
+    return {change.__name__: message(change) for change in changes}
 
 
 def test_what_is_refused(tmp_path: Path) -> None:
@@ -378,6 +385,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
         assert "equal weights and equal gradients of '0.weight'" in found["averaged"]
         assert 'LayerSpec(ranks="shared")' in found["averaged"]
         assert "put both into one group" in found["lonely"]
+        assert "it is a DTensor, and torch knows which ranks have it" in found["divided"]
 
 
 def test_experts_of_two_ranks_are_told_from_copies() -> None:
