@@ -148,6 +148,24 @@ def test_replicated_layers_count_once_in_a_sum_over_layers(tmp_path: Path) -> No
     assert distance(ranks[0], alone("KFAC", 2, bias=False)) < 1e-9
 
 
+FUSED = {"up.weight": LayerSpec(parts=2, heads=3), "down.weight": LayerSpec(input_heads=4)}
+
+
+def fused(place: Place) -> Weights:
+    """Of six heads of two fused layers each rank has three."""
+    model = divided(Net())
+    train(model, GoMuon(model, specs=FUSED), range(STEPS))
+    return weights(model)
+
+
+def test_fused_layers_whose_heads_are_divided(tmp_path: Path) -> None:
+    answers = launch(2, fused, tmp_path)
+    assert_alike(answers)
+    model = Net()
+    train(model, GoMuon(model, specs={"gate.weight": LayerSpec(heads=2), **FUSED}), range(STEPS))
+    assert distance(answers[0], weights(model)) < 1e-9
+
+
 # ---- gradients averaged by hand, and sequence parallelism ----------------------------------------
 
 
@@ -320,7 +338,7 @@ def refusals(place: Place) -> dict[str, str]:
         return GoMuon(divided(Net()), specs={"up.weight": LayerSpec(heads=3)})
 
     def fused() -> Any:
-        return GoMuon(divided(Net()), specs={"up.weight": LayerSpec(parts=2)})
+        return GoMuon(divided(Net()), specs={"up.weight": LayerSpec(parts=3)})
 
     def bare() -> Any:
         return GoMuon(divided(Net()).parameters())
@@ -352,7 +370,7 @@ def test_the_table_and_what_is_refused(tmp_path: Path) -> None:
     assert lines["plain.weight"].endswith("linear layer")
     assert "2 ranks do not divide its dimension 0 equally" in found["uneven"]
     assert "heads=3 in the LayerSpec of 'up.weight'" in found["heads"]
-    assert "'up.weight' has 2 fused layers" in found["fused"]
+    assert "parts=3 with heads=1 in the LayerSpec of 'up.weight'" in found["fused"]
     assert "pass the model, not its parameters" in found["bare"]
     assert "needs process_group=" in found["work"]
     assert "a mesh of 2 dimensions" in found["flat"]

@@ -178,20 +178,18 @@ def with_shard(name: str, spec: LayerSpec, parameter: Tensor, shard: TensorShard
     if shard.dim is None:
         return replace(spec, shard=block)
     along_outputs = shard.dim == (INPUTS if spec.transposed else OUTPUTS)
-    key = "heads" if along_outputs else "input_heads"
-    heads: int = getattr(spec, key)
-    if heads > 1 and heads % shard.parts:
+    blocks = spec.row_blocks if along_outputs else spec.column_blocks
+    if blocks > 1 and blocks % shard.parts:
+        said = f"heads={spec.heads}" if along_outputs else f"input_heads={spec.input_heads}"
+        said = f"parts={spec.parts} with {said}" if along_outputs and spec.parts > 1 else said
         raise ValueError(
-            f"{key}={heads} in the LayerSpec of {name!r} cannot be divided among {shard.parts} "
+            f"{said} in the LayerSpec of {name!r} cannot be divided among {shard.parts} "
             'ranks; choose a number of ranks that divides it, or tensor_parallel="exact"'
         )
-    if along_outputs and spec.parts > 1:
-        raise ValueError(
-            f"{name!r} has {spec.parts} fused layers, and tensor parallelism divides its outputs "
-            'without regard to them; use separate layers, or tensor_parallel="exact"'
-        )
-    cut: dict[str, int] = {key: max(1, heads // shard.parts)}
-    return replace(spec, **cut, shard=block)  # type: ignore[arg-type]
+    here = max(1, blocks // shard.parts)
+    if along_outputs:  # fused layers follow each other, so a rank has some of all their heads
+        return replace(spec, parts=1, heads=here, shard=block)
+    return replace(spec, input_heads=here, shard=block)
 
 
 def joined_biases(
