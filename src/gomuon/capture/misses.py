@@ -21,7 +21,8 @@ _COMPILED = (
 )
 _NOT_CALLED = (
     "its module was not called since the last step: its weight is used without it, as torch does "
-    "in nn.MultiheadAttention. Call the module itself to have it captured"
+    "in nn.MultiheadAttention, or its gradient was set by hand. Call the module itself to have it "
+    "captured"
 )
 _NO_GRADIENTS = (
     "all forward passes of its module since the last step were without gradients (no_grad, "
