@@ -122,7 +122,7 @@ def check_codes(entries: Mapping[str, Any], target: CheckedParameter) -> None:
     if momentum is None or scales is None:
         return
     tiling, shape = target.cut.tiling, tuple(scales.shape)
-    blocks = tiling[0] * tiling[1] if tiling else shape[0] if shape else 1
+    blocks = tiling.blocks if tiling else shape[0] if shape else 1
     expected = (blocks, blocks_of(momentum.numel() // max(1, blocks)))
     if shape != expected:
         raise ValueError(
@@ -219,7 +219,7 @@ def _check_side(what: str, value: Tensor, entry: Side, target: CheckedParameter)
         return
     if entry.allows(shape, tiling):
         return
-    d = tiling[2 + entry.side]
+    d = tiling.sides[entry.side]
     if high and not low <= d <= high:
         raise ValueError(
             f"{what} is for matrices with a side of {high} in the checkpoint, but here that side "

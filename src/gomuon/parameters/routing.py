@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gomuon.errors import describe_value
+from gomuon.parameters.experts import how_to_stack, why_stack
 from gomuon.parameters.rows import ConvRows, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded, why_not_supported
@@ -18,6 +19,9 @@ from gomuon.parameters.tensor_shards import tensor_shards
 Choice = TypeVar("Choice")
 Treatment = Literal["matrix", "adamw", "frozen"]
 Routes = Mapping[str, Treatment] | Callable[[str, nn.Module, nn.Parameter], Treatment | None] | None
+
+# Their kernels multiply inside of one operation, so nothing can be captured.
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 # Usual names of the layer that computes the logits.
 _HEAD_NAMES = {"lm_head", "head", "classifier", "output_head", "embed_out", "unembed", "score"}
@@ -173,10 +177,15 @@ def _treatment(
         return "matrix", f"{'convolution' if conv else 'linear layer'}{tied}"
     if isinstance(modules[0], nn.MultiheadAttention) and parameter.ndim == 2:
         return "matrix", "attention projection without a linear layer: identity maps"
+    if (experts := why_stack(homes[0][0], modules[0], parameter)) is not None:
+        return "matrix", f"{experts}{tied}"
+    if isinstance(modules[0], RECURRENT) and parameter.ndim == 2:
+        return "matrix", "recurrent kernel, which cannot be captured: identity maps"
     if sum(size > 1 for size in parameter.shape) < 2:
         kind = "bias" if homes[0][0].endswith("bias") else "vector"
         return "adamw", f"{kind} of {type(modules[0]).__name__}{tied}"
-    return "adamw", f"{type(modules[0]).__name__} is not a linear layer{tied}"
+    hint = how_to_stack(homes[0][0], parameter)
+    return "adamw", f"{type(modules[0]).__name__} is not a linear layer{tied}{hint}"
 
 
 def _output_head(model: nn.Module) -> nn.Module | None:
