@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ class Moment:
         total: the sum, [d, d]; [strips, d, d] with one sum for each head or group; [strips, blocks,
             s, s] for a side in blocks; [strips, d, 1] or [strips, 1, d] for the diagonal of a left
             or right side.
-        count: the number of rows in the sum.
+        count: the number of rows in the sum; [stack], if each matrix of a stack has its own.
         uses: the number of rows that the weight was applied to; larger if rows are sampled.
     """
 
@@ -41,7 +42,26 @@ class Statistics:
     gradients: Moment | None  # Σ δ δᵀ
 
 
-MomentShapes = tuple[Shape | None, Shape | None]  # of `inputs` and `gradients`; None: not captured
+class MomentShapes(NamedTuple):
+    """The shapes of `inputs` and `gradients`; None: not captured.
+
+    Attributes:
+        inputs: of Σ x xᵀ.
+        gradients: of Σ δ δᵀ.
+        stack: how many matrices have a number of rows of their own.
+    """
+
+    inputs: Shape | None
+    gradients: Shape | None
+    stack: int = 1
+
+    @property
+    def counts(self) -> Shape:
+        """The shape of the two numbers of rows."""
+        return (2,) if self.stack == 1 else (2, self.stack)
+
+
+NOT_CAPTURED = MomentShapes(None, None)
 
 
 def count_dtype(device: torch.device) -> torch.dtype:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gomuon.moments import Moment, Shape, count_dtype, stacked_counts
+from gomuon.parameters.product_rows import ProductRows
 from gomuon.parameters.rows import Rows, SumCut, moment
 
 _CPU = torch.device("cpu")
@@ -35,10 +36,18 @@ class Probe:
     replayed as a CUDA graph.
     """
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        dtype: torch.dtype,
+        device: torch.device,
+        matrices: int | None = None,
+    ) -> None:
+        """With `matrices` there are two numbers of rows for each of so many matrices."""
+        counts = (2,) if matrices is None else (2, matrices)
         self.total = leaf(dtype, device, *shape)
-        self.known = leaf(torch.float64, _CPU, 2)
-        self.counted = leaf(count_dtype(device), device, 2)
+        self.known = leaf(torch.float64, _CPU, *counts)
+        self.counted = leaf(count_dtype(device), device, *counts)
 
     @property
     def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -75,7 +84,7 @@ class Tap(torch.autograd.Function):
         y: Tensor,
         x: Tensor | None,
         mask: Tensor | None,
-        rows: Rows,
+        rows: Rows | ProductRows,
         cuts: tuple[SumCut, SumCut],
         forms: Callable[[], bool] | None,
         expect: Callable[[list[Tensor]], None] | None,
@@ -112,10 +121,12 @@ class Tap(torch.autograd.Function):
         counted = None
         if mask is not None:
             wanted = ctx.rows.mask_rows(mask.to(g.dtype))  # one or zero per row
-            rows_x = None if rows_x is None else rows_x * wanted
-            rows_g = None if rows_g is None else rows_g * wanted
+            rows_x = None if rows_x is None else _times(rows_x, wanted)
+            rows_g = None if rows_g is None else _times(rows_g, wanted)
             exact = count_dtype(g.device)
             counted = torch.stack([wanted.sum(dtype=exact), mask.sum(dtype=exact)])
+            if isinstance(numbers[0], list):
+                counted = counted.unsqueeze(1).expand(2, len(numbers[0]))
         elif inputs_counted or gradients_counted:
             counted = _pair(numbers, count_dtype(g.device), g.device)
         of_x, of_g = ctx.cuts
@@ -131,8 +142,21 @@ class Tap(torch.autograd.Function):
         return (g, None, None, None, None, None, None, *delivered)
 
 
-def _pair(numbers: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Two numbers as a tensor. Not by `torch.tensor`, which a graph would copy from the CPU."""
+def _times(rows: Tensor | list[Tensor], wanted: Tensor) -> Tensor | list[Tensor]:
+    return [part * wanted for part in rows] if isinstance(rows, list) else rows * wanted
+
+
+def _pair(
+    numbers: tuple[int, int] | tuple[list[int], list[int]],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Two numbers as a tensor. Not by `torch.tensor`, which a graph would copy from the CPU.
+
+    Of several matrices, two for each, [2, matrices]; these are never in a graph.
+    """
+    if isinstance(numbers[0], list):
+        return torch.tensor(numbers, dtype=dtype, device=device)
     return torch.stack([torch.full((), number, dtype=dtype, device=device) for number in numbers])
 
 

@@ -18,6 +18,7 @@ from gomuon.parameters.state import (
     TOGETHER,
     Count,
     Cut,
+    EachCount,
     Entry,
     Memory,
     Scales,
@@ -100,7 +101,24 @@ def checked_entry(key: str, value: Any, entry: Entry, target: CheckedParameter) 
         _check_memory(what, value, entry, target)
     elif isinstance(entry, Side):
         _check_side(what, value, entry, target)
+    elif isinstance(entry, EachCount):
+        _check_each_count(what, value, target)
     return value
+
+
+def _check_each_count(what: str, value: Tensor, target: CheckedParameter) -> None:
+    stack = target.cut.tiling.stack if target.cut.tiling else None
+    if value.ndim != 1 or stack not in (None, len(value)):
+        raise ValueError(
+            f"{what} has shape {tuple(value.shape)} in the checkpoint; expected one number for "
+            f"each of {stack or 'its'} matrices"
+        )
+    here = local(value)
+    if not here.is_meta and not bool(((here >= 0) & (here <= target.step)).all()):
+        raise ValueError(
+            f"{what} is {here.tolist()} in the checkpoint, but its group has taken {target.step} "
+            "steps; expected numbers from 0 to that"
+        )
 
 
 def check_codes(entries: Mapping[str, Any], target: CheckedParameter) -> None:

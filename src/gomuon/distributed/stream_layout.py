@@ -14,7 +14,7 @@ from torch import Tensor
 from gomuon.capture.model import ModelCapture
 from gomuon.distributed.sums import SIDES, Slot
 from gomuon.functional.linalg import working_dtype
-from gomuon.moments import Moment, MomentShapes, Statistics
+from gomuon.moments import Moment, MomentShapes, Shape, Statistics
 
 BUCKET = 2**20  # bytes of sums in a message; a larger unit is a message by itself
 
@@ -111,12 +111,16 @@ def _slots(
     slots: dict[object, Slot] = {}
     for parameter in unit:
         owner, dtype = owners[parameter], working_dtype(parameter)
-        for side, shape in zip(SIDES, wanted[parameter], strict=True):
+        shapes = wanted[parameter]
+        for side in SIDES:
+            shape: Shape | None = getattr(shapes, side)
             if shape is None:
                 continue
             key = (owner, shape, dtype) if side == "inputs" else parameter
             if key in slots:
                 slots[key].parameters.append(parameter)
             else:
-                slots[key] = Slot([parameter], side, owner, shape, dtype, None)
+                slots[key] = Slot(
+                    [parameter], side, owner, shape, dtype, None, shapes.counts
+                )
     return list(slots.values())

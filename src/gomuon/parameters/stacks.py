@@ -47,6 +47,8 @@ class Layer:
     phase: float = 0.0
     keeping: Keeping | None = None  # None: state is kept as it is computed
     statistics: Statistics | None = None
+    # By side: which strips of a stack had no rows in this step, so that their maps stay.
+    unseen: dict[str, Tensor] = field(default_factory=dict)
     dtype: torch.dtype = field(init=False)
     own_shape: tuple[int, ...] = field(init=False)  # of the parameter, or of this rank's block
     tiling: Tiling = field(init=False)
@@ -145,6 +147,15 @@ class Layer:
         if value is not None:
             self.state[name] = self.stored(name, value)
         return value is not None
+
+    def kept_where_unseen(self, name: str, value: Tensor) -> Tensor:
+        """A new map, with the old one where a matrix of a stack had no rows."""
+        unseen = self.unseen.get(_side(name))
+        if unseen is None:
+            return value
+        old = self.computed(name)
+        old = _identity_or_ones(value, "map") if old is None else old.to(value.device)
+        return torch.where(unseen.view(-1, *[1] * (value.ndim - 1)), old, value)
 
     def stored(self, name: str, value: Tensor) -> Tensor:
         """A factor or map as it is kept between steps; see `Keeping`."""

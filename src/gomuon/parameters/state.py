@@ -39,6 +39,11 @@ class Count:
 
 
 @dataclass(frozen=True)
+class EachCount:
+    """For each matrix of a stack, a whole number >= 0 that is at most the group's steps."""
+
+
+@dataclass(frozen=True)
 class Steps:
     """AdamW's count: a tensor with one whole number >= 0. Loading converts a Python number."""
 
@@ -120,7 +125,7 @@ class Side:
         return (1, d) if self.side else (d, 1)
 
 
-Entry = Count | Steps | Memory | Scales | Side
+Entry = Count | EachCount | Steps | Memory | Scales | Side
 Entries = Mapping[str, Entry]
 
 
@@ -152,7 +157,11 @@ TOGETHER: tuple[tuple[str, ...], ...] = (
 
 def wide_entries(entries: Entries) -> frozenset[str]:
     """The names of those that are kept as computed whatever `state_dtype` says."""
-    return frozenset(k for k, entry in entries.items() if isinstance(entry, Side) and entry.wide)
+    return frozenset(
+        name
+        for name, entry in entries.items()
+        if isinstance(entry, EachCount) or (isinstance(entry, Side) and entry.wide)
+    )
 
 
 def is_blank(entries: Mapping[str, Any]) -> bool:
