@@ -227,12 +227,18 @@ class Step:
     ) -> None:
         """Warn of layers that still have no geometry although it was their turn."""
         without_geometry = [
-            layer.name
+            layer
             for layer in layers
             if not _GEOMETRY & layer.state.keys() and any(capture.sides_of(layer.parameter, group))
         ]
-        if without_geometry and float(group["lr"]):
-            self.reports.nothing_captured(without_geometry)
+        if not (without_geometry and float(group["lr"])):
+            return
+        causes = {x.name: capture.why_uncaptured(x.parameter) for x in without_geometry}
+        if of_layers := [name for name, cause in causes.items() if cause is None]:
+            self.reports.nothing_captured(of_layers)
+        for name, cause in causes.items():
+            if cause is not None:
+                self.reports.product_not_captured(name, cause)
 
     def update(self, present: Participants, group: Group, team: Team) -> None:
         """Move the weights, layers of one shape at a time, stacked [b, m, n]."""

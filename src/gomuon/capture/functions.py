@@ -1,8 +1,9 @@
 """Capture of weights that functions multiply with: `F.linear(x, W)`, `x @ W[e]`, einsum and others.
 
 No module stands for these products. So on refresh steps, while modules around such weights run, a
-function mode of torch sees every call. It follows views of watched weights, and taps the results of
-products with them, as the hook of a layer taps the layer's output. On reuse steps it is not entered.
+function mode of torch sees every call. It follows views of watched weights, and taps the results
+of products with them, as the hook of a layer taps the layer's output. On reuse steps it is not
+entered.
 """
 
 import threading
@@ -44,11 +45,13 @@ class FunctionWatch:
     Attributes:
         open: whether anything is captured in this step.
         entered: how often the function mode was entered.
+        seen: whether it was entered in this step.
     """
 
     def __init__(self, shared: SharedInputs) -> None:
         self.open = False
         self.entered = 0
+        self.seen = False
         self.weights: dict[Tensor, WatchedWeight] = {}
         self._shared = shared
         self._mode = _ProductMode(self)
@@ -102,6 +105,7 @@ class FunctionWatch:
         running = self._running
         if not running.modules:
             self.entered += 1
+            self.seen = True
             _push_mode(self._mode)
             for owners in self._owners.values():
                 self._learn(owners)
@@ -137,6 +141,26 @@ class FunctionWatch:
         running.modules.clear()
         running.known.clear()
         _remove_mode(self._mode)
+
+    def why_uncaptured(self, parameter: Tensor) -> str:
+        """Why no product with a weight was captured in this step, and what to do."""
+        watched = self.weights[parameter]
+        if watched.problem == "turned":
+            other = not watched.cut.transposed
+            return (
+                f"it is used as {'inputs × outputs' if other else 'outputs × inputs'}; pass "
+                f"specs={{name: LayerSpec(transposed={other})}}"
+            )
+        if watched.problem == _CHECKPOINTED:
+            return f"its product cannot be captured: {_CHECKPOINTED}; checkpoint a module instead"
+        if watched.problem is not None:
+            return f"its product cannot be captured: {watched.problem}"
+        if not self.seen:
+            return (
+                "the modules around it did not run in training mode, or only in a graph of "
+                "torch.compile, where products outside of linear layers are not seen"
+            )
+        return "no product with it was seen; an operation may multiply with it inside of itself"
 
     # ---- products --------------------------------------------------------------------------------
 

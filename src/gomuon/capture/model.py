@@ -147,9 +147,7 @@ class GroupCapture:
         chosen = self._hooks if parameters is None else parameters
         watched = self._watched_of(self._watched if parameters is None else parameters)
         products = {
-            one.weight: Statistics(
-                one.inputs.moment, _unscaled(_gradients(one, loss_scale), ranks)
-            )
+            one.weight: Statistics(one.inputs.moment, _unscaled(_gradients(one, loss_scale), ranks))
             for one in watched
             if one.open
         }
@@ -305,7 +303,7 @@ class GroupCapture:
                 self.shared.open |= hook.open
                 hook.called = False
         self.functions.close()
-        self.functions.open = False
+        self.functions.open = self.functions.seen = False
         for one in self._watched.values():
             one.open = is_due(one.phase)
             self.functions.open |= one.open
@@ -458,9 +456,7 @@ class ModelCapture:
         spec = self._layout.spec_of(parameter, group)
         divided = spec.shard is not None and is_sharded(parameter)
         joined = {spec.bias for spec in self._layout.specs.values()}
-        if divided or spec.bias is not None or parameter in joined or parameter.ndim < 2:
-            return
-        if not (gradients or inputs):
+        if divided or parameter in joined or parameter.ndim < 2 or not (gradients or inputs):
             return
         stored = stored_sides(own_shape(parameter, spec), spec)
         cut = WatchedCut(

@@ -102,9 +102,7 @@ def _parse_einsum(args: Sequence[Any], kwargs: Mapping[str, Any]) -> LabelledPro
     texts = given.split(",")
     if len(texts) != 2:
         return None
-    labels = [
-        _expanded(text, operand.ndim) for text, operand in zip(texts, operands, strict=True)
-    ]
+    labels = [_expanded(text, operand.ndim) for text, operand in zip(texts, operands, strict=True)]
     if any(len(set(own)) < len(own) for own in labels):
         return None  # a diagonal
     together = [*labels[0], *labels[1]]
@@ -135,9 +133,7 @@ def _parse_bilinear(args: Sequence[Any], kwargs: Mapping[str, Any]) -> LabelledP
     one, other, weight = given
     x = one.detach().unsqueeze(-1) * other.detach().unsqueeze(-2)
     positions: Labels = tuple(range(one.ndim - 1))
-    return LabelledProduct(
-        x, weight, (*positions, "k", "l"), ("j", "k", "l"), (*positions, "j")
-    )
+    return LabelledProduct(x, weight, (*positions, "k", "l"), ("j", "k", "l"), (*positions, "j"))
 
 
 def _parse_grouped(args: Sequence[Any], kwargs: Mapping[str, Any]) -> LabelledProduct | None:

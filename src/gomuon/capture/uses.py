@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from gomuon.capture.products import Label, Labels, LabelledProduct
+from gomuon.capture.products import Label, LabelledProduct, Labels
 from gomuon.capture.views import View
 from gomuon.parameters.product_rows import Arrangement, Piece, ProductRows, Segments
 from gomuon.parameters.sampling import Sampling
@@ -79,9 +79,7 @@ def use_of(
         raise NotLinear("its matrices are chosen twice")
     rows_label = W_labels[0] if view.numbers is not None else product.rows_label
     parts: list[_Part] = []
-    for label, size, stride in zip(
-        W_labels, view.shadow.shape, view.shadow.stride(), strict=True
-    ):
+    for label, size, stride in zip(W_labels, view.shadow.shape, view.shadow.stride(), strict=True):
         if size > 1 and stride > 0:
             parts += _parts(label, size, stride, begin, sizes)
     chosen = {rows_label, product.stack_label}  # of these each row has its own matrix
@@ -153,16 +151,10 @@ def _parts(
     if size > 1 or not found:
         found.append(_Part(label, place, axis, step, size))
     lowest = min(part.place for part in found)
-    return [
-        _Part(p.label, p.place - lowest, p.axis, p.step, p.size)
-        for p in found
-        if p.size > 1
-    ]
+    return [_Part(p.label, p.place - lowest, p.axis, p.step, p.size) for p in found if p.size > 1]
 
 
-def _length(
-    parts: Sequence[_Part], axis: int, begin: Sequence[int], sizes: Sequence[int]
-) -> int:
+def _length(parts: Sequence[_Part], axis: int, begin: Sequence[int], sizes: Sequence[int]) -> int:
     """How many coordinates of an axis are used; they must be neighbours."""
     length = 1
     for part in sorted((p for p in parts if p.axis == axis), key=lambda part: part.step):

@@ -84,9 +84,7 @@ def views_of(
         shadows = func(view.shadow, *args[1:], **kwargs)
     except (RuntimeError, TypeError, IndexError):
         return []
-    both = (
-        [(made, shadows)] if isinstance(made, Tensor) else list(zip(made, shadows, strict=True))
-    )
+    both = [(made, shadows)] if isinstance(made, Tensor) else list(zip(made, shadows, strict=True))
     root = _root(view.shadow)
     return [
         (result, replace(view, shadow=shadow))

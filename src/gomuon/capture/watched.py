@@ -94,9 +94,7 @@ class StackProbe:
             total = first.total.new_zeros(self.stack, *self.cut.shape)
             counts = {(m.count.dtype, m.count.device) for m in present.values()}
             like = next((c for c in counts if c[1].type != "cpu"), next(iter(counts)))
-            count, uses = (
-                torch.zeros(self.stack, dtype=like[0], device=like[1]) for _ in range(2)
-            )
+            count, uses = (torch.zeros(self.stack, dtype=like[0], device=like[1]) for _ in range(2))
             for (begin, number), moment in present.items():
                 here = slice(begin, begin + number)
                 total[here] += moment.total
@@ -201,8 +199,10 @@ class WatchedWeight:
 
     def begin_pass(self) -> None:
         """Before a product: drop the sums if the gradients that came with them were dropped."""
-        if not in_backward() and self.was_zeroed and any(
-            probe.total.grad is not None for probe in self._probes
+        if (
+            not in_backward()
+            and self.was_zeroed
+            and any(probe.total.grad is not None for probe in self._probes)
         ):
             if self.taken and self.dropped is not None:
                 self.dropped()

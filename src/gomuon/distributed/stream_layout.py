@@ -120,7 +120,5 @@ def _slots(
             if key in slots:
                 slots[key].parameters.append(parameter)
             else:
-                slots[key] = Slot(
-                    [parameter], side, owner, shape, dtype, None, shapes.counts
-                )
+                slots[key] = Slot([parameter], side, owner, shape, dtype, None, shapes.counts)
     return list(slots.values())

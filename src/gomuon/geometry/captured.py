@@ -271,7 +271,6 @@ class CapturedMoments(Geometry):
         # Not in place: a layer that no longer shares this factor may still use the old one.
         return factor.mul(beta**waited).add(observed, alpha=1 - beta**waited)  # (22), (28)
 
-
     def _averaged_each(
         self,
         side: SideName,

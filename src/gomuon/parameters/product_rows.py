@@ -6,6 +6,7 @@ The rows are those that a linear layer for each matrix would have.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor
 from torch.nn import functional as F
@@ -35,8 +36,8 @@ class Arrangement:
             v = v.unflatten(dim, sizes)
         shape = [v.shape[dim] for dim in self.order]
         last = self.positions + self.matrices
-        each = math.prod(shape[self.positions : last])
-        return v.permute(self.order).reshape(*shape[: self.positions], each, math.prod(shape[last:]))
+        each, side = math.prod(shape[self.positions : last]), math.prod(shape[last:])
+        return v.permute(self.order).reshape(*shape[: self.positions], each, side)
 
 
 @dataclass(frozen=True)
@@ -75,9 +76,7 @@ class Segments:
         if self._sizes is None:
             if self._ends is not None:
                 ends = [0, *self._ends.tolist()]
-                self._sizes = [
-                    end - begin for begin, end in zip(ends[:-1], ends[1:], strict=True)
-                ]
+                self._sizes = [end - begin for begin, end in pairwise(ends)]
             else:
                 assert self._numbers is not None
                 self._order = self._numbers.argsort(stable=True)

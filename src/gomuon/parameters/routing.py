@@ -176,7 +176,7 @@ def _treatment(
         conv = any(isinstance(one, ConvRows) for one in rows)
         return "matrix", f"{'convolution' if conv else 'linear layer'}{tied}"
     if isinstance(modules[0], nn.MultiheadAttention) and parameter.ndim == 2:
-        return "matrix", "attention projection without a linear layer: identity maps"
+        return "matrix", "attention projection"
     if (experts := why_stack(homes[0][0], modules[0], parameter)) is not None:
         return "matrix", f"{experts}{tied}"
     if isinstance(modules[0], RECURRENT) and parameter.ndim == 2:
