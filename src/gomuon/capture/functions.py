@@ -45,7 +45,7 @@ class FunctionWatch:
     Attributes:
         open: whether anything is captured in this step.
         entered: how often the function mode was entered.
-        seen: whether it was entered in this step.
+        seen: whether modules ran in training mode in this step.
     """
 
     def __init__(self, shared: SharedInputs) -> None:
@@ -98,14 +98,23 @@ class FunctionWatch:
         self.weights.clear()
         self.open = False
 
+    def gate(self, is_due: Callable[[float], bool]) -> bool:
+        """Before the forward pass: which weights are captured in the next step, and whether any."""
+        self.close()
+        self.open = self.seen = False
+        for watched in self.weights.values():
+            watched.open = is_due(watched.phase)
+            self.open |= watched.open
+        return self.open
+
     def enter(self, module: nn.Module) -> None:
         """Before a module's forward pass: enter the mode, unless a module around it has."""
-        if is_exported():
-            return
         running = self._running
+        if is_exported() or not (running.modules or torch.is_grad_enabled()):
+            return
+        self.seen |= module.training
         if not running.modules:
             self.entered += 1
-            self.seen = True
             _push_mode(self._mode)
             for owners in self._owners.values():
                 self._learn(owners)

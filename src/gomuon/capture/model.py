@@ -302,16 +302,12 @@ class GroupCapture:
                 hook.open = is_due(hook.phase)
                 self.shared.open |= hook.open
                 hook.called = False
-        self.functions.close()
-        self.functions.open = self.functions.seen = False
-        for one in self._watched.values():
-            one.open = is_due(one.phase)
-            self.functions.open |= one.open
-        self.shared.open |= self.functions.open
+        if self._watched:
+            self.shared.open |= self.functions.gate(is_due)
         self.shared.clear()
         self.forget_sums()
         for one in self._watched.values():
-            one.close()
+            one.begin_step()
         if self.shared.deliveries.listener is not None:
             self.shared.deliveries.begin()
 

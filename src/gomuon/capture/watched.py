@@ -229,7 +229,7 @@ class WatchedWeight:
         self.gradients.clear()
         self.substitute = None
 
-    def close(self) -> None:
+    def begin_step(self) -> None:
         """Before a new step: the probes of the last one are not needed any more."""
         self.called, self.problem = False, None
         self.inputs.probes.clear()
