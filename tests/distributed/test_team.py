@@ -6,7 +6,7 @@ from torch import nn
 
 from gomuon.distributed.team import ALONE, TeamFinder
 from gomuon.geometry.base import Geometry
-from gomuon.moments import Moment, Statistics
+from gomuon.moments import Moment, MomentShapes, Statistics
 from gomuon.parameters.layout import Layout, MatrixParameter
 from gomuon.parameters.specs import LayerSpec
 from gomuon.parameters.stacks import Participants
@@ -28,7 +28,7 @@ def test_alone_every_layer_is_computed_here_and_sums_stay_as_they_are() -> None:
     seen: dict[torch.Tensor, Statistics] = {
         weight: Statistics(Moment(torch.eye(6), one, one), None)
     }
-    assert ALONE.sum_statistics([], seen, {weight: ((6, 6), None)}) is seen
+    assert ALONE.sum_statistics([], seen, {weight: MomentShapes((6, 6), None)}) is seen
     assert ALONE.total(one) is one
     assert ALONE.local(weight) is weight
     assert (ALONE.any(True), ALONE.any(False), ALONE.owners(one_owner)) == (True, False, {})

@@ -226,14 +226,17 @@ class GroupCapture:
         """Drop the sums that `collect` gave for these parameters: they have been sent away."""
         hooks = self._hooks_of(parameters)
         self.shared.release(hooks)
-        for one in (*hooks, *self._watched_of(parameters)):
+        holders: list[LayerHook | WatchedWeight] = [*hooks, *self._watched_of(parameters)]
+        for one in holders:
             one.forget_sums()
             one.taken = True
 
     def forget_taken(self) -> None:
         """What was sent away has been used: sums may be dropped again."""
         self.shared.deliveries.dropped = False
-        for one in (*self._hooks_of(self._hooks), *self._watched.values()):
+        for hook in self._hooks_of(self._hooks):
+            hook.taken = False
+        for one in self._watched.values():
             one.taken = False
 
     # ----------------------------------------------------------------------------------------------

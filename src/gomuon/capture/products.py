@@ -115,7 +115,7 @@ def _parse_einsum(args: Sequence[Any], kwargs: Mapping[str, Any]) -> LabelledPro
         letters = sorted(label for label in once if isinstance(label, str))
         dots = sorted({label for label in together if isinstance(label, int)}, reverse=True)
         made = (*dots, *letters)
-    return LabelledProduct(*operands, *labels, made)
+    return LabelledProduct(operands[0], operands[1], labels[0], labels[1], made)
 
 
 def _expanded(text: str, dims: int) -> Labels:

@@ -73,7 +73,7 @@ def use_of(
         x, x_labels, W, W_labels = W, W_labels, x, x_labels
     _check_sizes((x, x_labels), (W, W_labels), (result, product.labels))
     sizes = (stored[2], stored[1], stored[0])
-    offset = view.shadow.storage_offset()
+    offset = int(view.shadow.storage_offset())
     begin = _coordinates(offset, sizes)
     if view.numbers is not None and product.rows_label is not None:
         raise NotLinear("its matrices are chosen twice")

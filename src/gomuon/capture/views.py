@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gomuon.parameters.sharding import is_sharded
 
-T = Tensor
+T: Any = Tensor
 _RESHAPING: set[Any] = {
     T.T.__get__,
     T.mT.__get__,

@@ -4,7 +4,7 @@ Transformers keeps the experts of a mixture in such parameters. They are recogni
 attributes of their module, so that nothing has to be imported.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
@@ -59,7 +59,7 @@ def how_to_stack(name: str, parameter: Tensor) -> str:
     )
 
 
-def _is_transposed(module: nn.Module, weights: dict[str, Tensor]) -> bool | None:
+def _is_transposed(module: nn.Module, weights: Mapping[str, Tensor]) -> bool | None:
     """Whether a module of experts stores inputs × outputs; None if nothing tells."""
     said = getattr(module, "is_transposed", None)
     if isinstance(said, bool):
