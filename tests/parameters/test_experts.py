@@ -193,6 +193,7 @@ def test_modules_of_experts_are_known_by_their_attributes(
 
 def test_kernels_of_torchs_own_layers_are_no_stacks() -> None:
     model = nn.Sequential(nn.Conv1d(4, 6, 3), nn.ConvTranspose1d(6, 4, 3), nn.Bilinear(3, 4, 5))
+    assert not any("stack" in entry.reason for entry in route(model))
     optimizer = Muon(model, routes={"*.weight": "matrix"})
     for index in range(3):
         weight = model[index].get_parameter("weight")

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping
 
 from torch import Tensor, nn
 
+# Three-dimensional parameters of these are one matrix each, or one per group.
+_NO_STACKS = (nn.modules.conv._ConvNd, nn.Bilinear, nn.utils.parametrize.ParametrizationList)
 # Of a module of experts: parameters that read the hidden state, and those that compute it.
 _READ_HIDDEN = ("gate_up_proj", "gate_proj", "up_proj")
 _COMPUTE_HIDDEN = ("down_proj",)
@@ -31,11 +33,8 @@ def expert_weights(module: nn.Module) -> dict[str, bool]:
 
 
 def stacked_weights(module: nn.Module) -> Iterator[tuple[Tensor, bool]]:
-    """Parameters of a module that are stacks of matrices, and whether they are inputs × outputs.
-
-    Kernels of convolutions and of `nn.Bilinear` are one matrix each (or one per group).
-    """
-    if isinstance(module, (nn.modules.conv._ConvNd, nn.Bilinear)):
+    """Parameters of a module that are stacks of matrices, and whether they are inputs × outputs."""
+    if isinstance(module, _NO_STACKS):
         return
     known = expert_weights(module)
     for name, parameter in module.named_parameters(recurse=False):
@@ -49,9 +48,9 @@ def why_stack(name: str, module: nn.Module, parameter: Tensor) -> str | None:
     return f"{len(parameter)} experts" if leaf in expert_weights(module) else None
 
 
-def how_to_stack(name: str, parameter: Tensor) -> str:
+def how_to_stack(name: str, module: nn.Module, parameter: Tensor) -> str:
     """For the reason of a parameter that stays AdamW's: how to train it as a stack of matrices."""
-    if parameter.ndim != 3 or min(parameter.shape) < 2:
+    if parameter.ndim != 3 or min(parameter.shape) < 2 or isinstance(module, _NO_STACKS):
         return ""
     return (
         f'; for a stack of {len(parameter)} matrices pass routes={{{name!r}: "matrix"}} (and '

@@ -184,7 +184,7 @@ def _treatment(
     if sum(size > 1 for size in parameter.shape) < 2:
         kind = "bias" if homes[0][0].endswith("bias") else "vector"
         return "adamw", f"{kind} of {type(modules[0]).__name__}{tied}"
-    hint = how_to_stack(homes[0][0], parameter)
+    hint = how_to_stack(homes[0][0], modules[0], parameter)
     return "adamw", f"{type(modules[0]).__name__} is not a linear layer{tied}{hint}"
 
 
