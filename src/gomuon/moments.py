@@ -21,7 +21,7 @@ class Moment:
         total: the sum, [d, d]; [strips, d, d] with one sum for each head or group; [strips, blocks,
             s, s] for a side in blocks; [strips, d, 1] or [strips, 1, d] for the diagonal of a left
             or right side.
-        count: the number of rows in the sum.
+        count: the number of rows in the sum; [stack], if each matrix of a stack has its own.
         uses: the number of rows that the weight was applied to; larger if rows are sampled.
     """
 
@@ -45,12 +45,25 @@ class Statistics:
 class MomentShapes(NamedTuple):
     """Shapes of a layer's moments, None where nothing is captured, and how they travel.
 
-    `sent_as` is the dtype in which ranks send their parts; None: as they are computed.
+    Attributes:
+        inputs: of Σ x xᵀ.
+        gradients: of Σ δ δᵀ.
+        sent_as: the dtype in which ranks send their parts; None: as they are computed.
+        stack: how many matrices have a number of rows of their own.
     """
 
     inputs: Shape | None
     gradients: Shape | None
     sent_as: torch.dtype | None = None
+    stack: int = 1
+
+    @property
+    def counts(self) -> Shape:
+        """The shape of the two numbers of rows."""
+        return (2,) if self.stack == 1 else (2, self.stack)
+
+
+NOT_CAPTURED = MomentShapes(None, None)
 
 
 def count_dtype(device: torch.device) -> torch.dtype:

@@ -30,7 +30,7 @@ def test_it_collects_once_for_each_row_and_nothing_while_closed() -> None:
     assert statistics.inputs is not None
     torch.testing.assert_close(statistics.inputs.total, x.T @ x)
     assert float(statistics.inputs.count) == 5
-    assert capture.shapes(0)[model.get_parameter("0.weight")] == ((3, 3), (4, 4), None)
+    assert capture.shapes(0)[model.get_parameter("0.weight")] == ((3, 3), (4, 4), None, 1)
 
     due[0] = False
     assert capture.gate([group]) == []

@@ -79,7 +79,7 @@ def test_the_routing_table_says_what_every_matrix_got() -> None:
         "2.weight": "identity (side 5000 > max_side) × 1025 as 513 + 512",
         "3.weight": "3 of 4 as 2×2 × identity (side 5000 > max_side)",
         "4.weight": "3 × 12",
-        "5.in_proj_weight": "identity (not captured)",
+        "5.in_proj_weight": "9 × 3",
         "5.out_proj.weight": "3 × 3",
     }
     assert all(row.geometry == "" for row in table.treated("adamw"))

@@ -75,6 +75,7 @@ class LayerHook(PlacedHook):
         self.open = False
         self.called = False  # in a forward pass of this step
         self.tapped = False  # in one that can deliver sums
+        self.stack = 1  # matrices that have a number of rows of their own
         self.taken = False  # some of its sums of this step have been sent away
         self.wants_inputs = inputs
         self.wants_gradients = gradients
@@ -99,7 +100,7 @@ class LayerHook(PlacedHook):
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any
     ) -> Tensor | None:
-        if not self.open or _is_exported():
+        if not self.open or is_exported():
             return None
         if not torch.compiler.is_compiling():
             self.called = True
@@ -218,7 +219,7 @@ class LayerHook(PlacedHook):
         self.substitute = None
 
 
-def _is_exported() -> bool:
+def is_exported() -> bool:
     """Whether the forward pass is traced to be run elsewhere, without an optimizer."""
     # Not torch.compiler.is_exporting(): in older versions it is also true under torch.compile.
     return torch.jit.is_tracing() or getattr(torch.compiler, "_is_exporting_flag", False)

@@ -9,14 +9,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
+from gomuon.capture.functions import FunctionWatch
 from gomuon.capture.hooks import CapturedModule, LayerHook
 from gomuon.capture.misses import cause_of
 from gomuon.capture.placed import remove_inert_hooks
 from gomuon.capture.shared_inputs import SharedInputs, Term
 from gomuon.capture.tap import moment_of
+from gomuon.capture.watched import WatchedCut, WatchedWeight
 from gomuon.functional.linalg import identity_like
-from gomuon.moments import Moment, MomentShapes, Shape, Statistics, stacked_counts
+from gomuon.moments import Moment, MomentShapes, Statistics, stacked_counts
 from gomuon.parameters.divided_rows import CapturedRows, divided
 from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.layout import Layout
@@ -24,7 +27,14 @@ from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded
 from gomuon.parameters.side_forms import LONG_SIDES, RIGHT, SideForm, captured_maps
-from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, own_shape, row_limit
+from gomuon.parameters.specs import (
+    DEFAULT_SPEC,
+    LayerSpec,
+    matrix_sides,
+    own_shape,
+    row_limit,
+    stored_sides,
+)
 from gomuon.parameters.stacks import Layer
 from gomuon.parameters.tensor_shards import TensorShard
 from gomuon.parameters.units import as_phase, refresh_turns
@@ -49,6 +59,8 @@ def captured_modules(
         weight = getattr(module, "weight", None)
         if not isinstance(weight, nn.Parameter) or not weight.numel():
             continue
+        if isinstance(module, NonDynamicallyQuantizableLinear):
+            continue  # the output projection of nn.MultiheadAttention, which does not call it
         rows = rows_for(module, sampling(weight))
         if rows is None:
             continue
@@ -72,11 +84,25 @@ class GroupCapture:
         self.shared = SharedInputs()
         self.placed_for: object = None  # the settings its hooks were placed for
         self.sent_as: torch.dtype | None = None  # how ranks send its sums; None: as computed
+        self.functions = FunctionWatch(self.shared)
         self._hooks: dict[Tensor, list[LayerHook]] = {}
 
     def __contains__(self, parameter: Tensor) -> bool:
         """Whether anything is captured for this parameter."""
-        return parameter in self._hooks
+        return parameter in self._hooks or parameter in self._watched
+
+    @property
+    def _watched(self) -> dict[Tensor, WatchedWeight]:
+        """The weights that functions multiply with."""
+        return self.functions.weights
+
+    def watch(self, weight: WatchedWeight) -> None:
+        """Capture products of functions with a weight, once `functions` are placed."""
+        weight.dropped = self._note_dropped
+        self._watched[weight.weight] = weight
+
+    def _note_dropped(self) -> None:
+        self.shared.deliveries.dropped = True
 
     def place(
         self,
@@ -125,7 +151,13 @@ class GroupCapture:
         some = None if parameters is None else self._hooks_of(parameters)
         shared, sums = self.shared.terms(some), dict[Any, Moment]()
         chosen = self._hooks if parameters is None else parameters
-        return {
+        watched = self._watched_of(self._watched if parameters is None else parameters)
+        products = {
+            one.weight: Statistics(one.inputs.moment, _unscaled(_gradients(one, loss_scale), ranks))
+            for one in watched
+            if one.open
+        }
+        return products | {
             parameter: Statistics(
                 _sum(
                     (
@@ -137,7 +169,7 @@ class GroupCapture:
                 ),
                 _unscaled(_sum(((_gradients(hook, loss_scale), 1.0) for hook in hooks), {}), ranks),
             )
-            for parameter, hooks in ((p, self._hooks[p]) for p in chosen)
+            for parameter, hooks in ((p, self._hooks[p]) for p in chosen if p in self._hooks)
             if any(hook.open for hook in hooks)
         }
 
@@ -148,10 +180,17 @@ class GroupCapture:
     # ---- sums that are sent away during the backward pass ----------------------------------------
 
     def _hooks_of(self, parameters: Iterable[Tensor]) -> dict[LayerHook, None]:
-        return dict.fromkeys(hook for parameter in parameters for hook in self._hooks[parameter])
+        return dict.fromkeys(
+            hook for parameter in parameters for hook in self._hooks.get(parameter, ())
+        )
+
+    def _watched_of(self, parameters: Iterable[Tensor]) -> list[WatchedWeight]:
+        return [self._watched[parameter] for parameter in parameters if parameter in self._watched]
 
     def leader_of(self, parameter: Tensor) -> Tensor:
         """The parameter whose layer is the first that reads the same inputs, as far as is known."""
+        if parameter in self._watched:
+            return parameter
         leaders = self.shared.leaders
         hook = self._hooks[parameter][0]
         passed = {hook}
@@ -162,7 +201,8 @@ class GroupCapture:
 
     def were_called(self, parameters: Sequence[Tensor]) -> bool:
         """Whether a forward pass of this step has used one of these parameters."""
-        return any(hook.called for hook in self._hooks_of(parameters))
+        watched = any(one.called for one in self._watched_of(parameters))
+        return watched or any(hook.called for hook in self._hooks_of(parameters))
 
     @property
     def was_called(self) -> bool:
@@ -171,8 +211,13 @@ class GroupCapture:
 
     def have_arrived(self, parameters: Sequence[Tensor]) -> bool:
         """Whether the sums of all used layers of these parameters are here, and none is coming."""
-        hooks = self._hooks_of(parameters)
+        hooks, watched = self._hooks_of(parameters), self._watched_of(parameters)
         inputs, awaits = self.shared.read_by(hooks), self.shared.deliveries.awaits
+        came_early = self.shared.deliveries.came_early
+        for one in watched:
+            leaves = *one.inputs.leaves, *one.gradients.leaves
+            if one.called and (not one.is_filled or awaits(leaves) or came_early(leaves)):
+                return False
         counted = {
             hook
             for shared in inputs
@@ -188,7 +233,7 @@ class GroupCapture:
                 if hook.called
             )
             and not any(awaits((*h.inputs.leaves, *h.gradients.leaves)) for h in hooks)
-            and not any(self.shared.deliveries.came_early(h.gradients.leaves) for h in hooks)
+            and not any(came_early(h.gradients.leaves) for h in hooks)
             and not any(awaits(shared.leaves) for shared in inputs)
         )
 
@@ -196,48 +241,51 @@ class GroupCapture:
         """Drop the sums that `collect` gave for these parameters: they have been sent away."""
         hooks = self._hooks_of(parameters)
         self.shared.release(hooks)
-        for hook in hooks:
-            hook.forget_sums()
-            hook.taken = True
+        holders: list[LayerHook | WatchedWeight] = [*hooks, *self._watched_of(parameters)]
+        for one in holders:
+            one.forget_sums()
+            one.taken = True
 
     def forget_taken(self) -> None:
         """What was sent away has been used: sums may be dropped again."""
         self.shared.deliveries.dropped = False
         for hook in self._hooks_of(self._hooks):
             hook.taken = False
+        for one in self._watched.values():
+            one.taken = False
 
     # ----------------------------------------------------------------------------------------------
 
     def shapes(self) -> dict[Tensor, MomentShapes]:
         """Shapes of the moments to capture in this step, by parameter."""
-        return {
-            parameter: MomentShapes(*self._wanted(hooks[0]), self.sent_as)
-            for parameter, hooks in self._hooks.items()
-            if hooks[0].open
-        }
+        first = {p: hooks[0] for p, hooks in self._hooks.items()} | self._watched
+        return {parameter: self._wanted(one) for parameter, one in first.items() if one.open}
 
-    @staticmethod
-    def _wanted(hook: LayerHook) -> tuple[Shape | None, Shape | None]:
+    def _wanted(self, hook: LayerHook | WatchedWeight) -> MomentShapes:
         inputs, gradients = hook.shapes
-        return inputs if hook.wants_inputs else None, gradients if hook.wants_gradients else None
+        return MomentShapes(
+            inputs if hook.wants_inputs else None,
+            gradients if hook.wants_gradients else None,
+            self.sent_as,
+            hook.stack,
+        )
 
     def identity_statistics(self, parameter: Tensor) -> Statistics:
         """Multiples of the identity, with the shapes of a layer's captured moments."""
-        hooks = self._hooks.get(parameter)
-        if not hooks:
+        hook = self._watched.get(parameter) or next(iter(self._hooks.get(parameter, ())), None)
+        if hook is None:
             return Statistics(None, None)
-        dtype, device = hooks[0].dtype, parameter.device
+        dtype, device, wanted = hook.dtype, parameter.device, self._wanted(hook)
 
         def moment(shape: tuple[int, ...] | None) -> Moment | None:
             if shape is None:
                 return None
             side = max(shape[-2:])
-            rows = torch.tensor(float(side), dtype=torch.float64, device="cpu")
+            rows = torch.full(wanted.counts[1:], float(side), dtype=torch.float64, device="cpu")
             like = torch.empty((), dtype=dtype, device=device).expand(shape)
             return Moment(side * identity_like(like).expand(shape), rows, rows)
 
-        inputs, gradients = self._wanted(hooks[0])
-        return Statistics(moment(inputs), moment(gradients))
+        return Statistics(moment(wanted.inputs), moment(wanted.gradients))
 
     def use_gradients_of(self, loss: Tensor) -> None:
         """Take output gradients from `loss` instead of the loss that is trained on."""
@@ -247,14 +295,22 @@ class GroupCapture:
             for hook in hooks
             if hook.wants_gradients and hook.open
         ]
-        if not hooks:
+        watched = [one for one in self._watched.values() if one.wants_gradients and one.open]
+        if not (hooks or watched):
             return
         self.shared.deliveries.paused = True  # these sums replace others of the whole step
         probes = [leaf for hook in hooks for leaf in hook.gradients.leaves]
+        probes += [leaf for one in watched for leaf in one.gradients.leaves]
         # Gradients are computed for the probes only, so no weight's gradient changes.
         found = torch.autograd.grad(loss, probes, retain_graph=True, allow_unused=True)
-        for hook, *sums in zip(hooks, found[::3], found[1::3], found[2::3], strict=True):
-            hook.substitute = _sum([(hook.substitute, 1.0), (moment_of(*sums), 1.0)], {})
+        sums = iter(zip(found[::3], found[1::3], found[2::3], strict=True))
+        for hook in hooks:
+            made = moment_of(*next(sums))
+            hook.substitute = _sum([(hook.substitute, 1.0), (made, 1.0)], {})
+        for one in watched:
+            moments = {place: moment_of(*next(sums)) for place in one.gradients.probes}
+            whole = one.gradients.whole(moments)
+            one.substitute = _sum([(one.substitute, 1.0), (whole, 1.0)], {})
 
     def gate(self, is_due: IsDue) -> None:
         """Before the forward pass: open the hooks of layers that refresh in the next step."""
@@ -264,8 +320,12 @@ class GroupCapture:
                 hook.open = is_due(hook.phase)
                 self.shared.open |= hook.open
                 hook.called = hook.tapped = False
+        if self._watched:
+            self.shared.open |= self.functions.gate(is_due)
         self.shared.clear()
         self.forget_sums()
+        for one in self._watched.values():
+            one.begin_step()
         if self.shared.deliveries.listener is not None:
             self.shared.deliveries.begin()
 
@@ -276,6 +336,9 @@ class GroupCapture:
             for hook in hooks:
                 self.shared.deliveries.dropped |= hook.taken
                 hook.forget_sums()
+        for one in self._watched.values():
+            self.shared.deliveries.dropped |= one.taken
+            one.forget_sums()
 
     def remove(self) -> None:
         """Take the hooks off the model."""
@@ -284,6 +347,7 @@ class GroupCapture:
             for hook in hooks:
                 hook.remove()
         self._hooks.clear()
+        self.functions.remove()
         self.shared.leaders.clear()
 
 
@@ -400,6 +464,44 @@ class ModelCapture:
                 sharded=is_sharded(parameter),
                 shard=layout.shards.get(parameter),
             )
+        for parameter in group["params"]:
+            if is_matrix(group, parameter) and parameter not in modules and parameter.numel():
+                self._watch(capture, parameter, group, sampling)
+        capture.functions.place(self.model)
+
+    def _watch(
+        self,
+        capture: GroupCapture,
+        parameter: Tensor,
+        group: Group,
+        sampling: Callable[[Tensor], Sampling],
+    ) -> None:
+        """Watch a weight that no module multiplies with."""
+        gradients, inputs = self.sides_of(parameter, group)
+        spec = self._layout.spec_of(parameter, group)
+        divided = spec.shard is not None and is_sharded(parameter)
+        joined = {spec.bias for spec in self._layout.specs.values()}
+        if divided or parameter in joined or parameter.ndim < 2 or not (gradients or inputs):
+            return
+        stored = stored_sides(own_shape(parameter, spec), spec)
+        cut = WatchedCut(
+            stored,
+            spec.transposed,
+            spec.tiling(*matrix_sides(parameter, spec), stored[0]),
+            self._layout.forms_of(parameter, group),
+            sampling(parameter),
+        )
+        phase = self._layout.phases.get(parameter, 0.0)
+        capture.watch(
+            WatchedWeight(parameter, cut, inputs, gradients, phase, is_sharded(parameter))
+        )
+
+    def why_uncaptured(self, parameter: Tensor) -> str | None:
+        """Why no product with a watched weight was captured; None for layers with hooks."""
+        for capture in self.groups:
+            if parameter in capture.functions.weights:
+                return capture.functions.why_uncaptured(parameter)
+        return None
 
     def _phases(self, index: int, group: Group) -> dict[Tensor, float]:
         """When the layers of a staggered group refresh, as fractions of the interval.
@@ -535,7 +637,7 @@ def remove_hooks(groups: Iterable[GroupCapture]) -> None:
         capture.remove()
 
 
-def _gradients(hook: LayerHook, loss_scale: float) -> Moment | None:
+def _gradients(hook: LayerHook | WatchedWeight, loss_scale: float) -> Moment | None:
     """A hook's Σ δ δᵀ without the loss scale. The loss of a substitute was never scaled."""
     if hook.substitute is not None:
         return hook.substitute

@@ -242,6 +242,11 @@ class SharedInputs:
         """Save the mask of a real forward pass for its recomputation."""
         self._last_mask = self._mask
 
+    def remember_forward_mask(self) -> None:
+        """The same for a product, which may be in a recomputation itself."""
+        if not in_backward():
+            self.remember_mask()
+
     def clear(self) -> None:
         """Drop everything except the mask in use."""
         self._inputs_by_leader.clear()

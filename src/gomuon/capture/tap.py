@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gomuon.moments import Moment, Shape, count_dtype, stacked_counts
 from gomuon.parameters.divided_rows import CapturedRows, DividedRows
+from gomuon.parameters.product_rows import ProductRows
 from gomuon.parameters.rows import SumCut, moment
 
 _CPU = torch.device("cpu")
@@ -36,10 +37,18 @@ class Probe:
     replayed as a CUDA graph.
     """
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        dtype: torch.dtype,
+        device: torch.device,
+        matrices: int | None = None,
+    ) -> None:
+        """With `matrices` there are two numbers of rows for each of so many matrices."""
+        counts = (2,) if matrices is None else (2, matrices)
         self.total = leaf(dtype, device, *shape)
-        self.known = leaf(torch.float64, _CPU, 2)
-        self.counted = leaf(count_dtype(device), device, 2)
+        self.known = leaf(torch.float64, _CPU, *counts)
+        self.counted = leaf(count_dtype(device), device, *counts)
 
     @property
     def leaves(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -76,7 +85,7 @@ class Tap(torch.autograd.Function):
         y: Tensor,
         x: Tensor | None,
         mask: Tensor | None,
-        rows: CapturedRows,
+        rows: CapturedRows | ProductRows,
         cuts: tuple[SumCut, SumCut],
         forms: Callable[[], bool] | None,
         expect: Callable[[list[Tensor]], None] | None,
@@ -113,11 +122,13 @@ class Tap(torch.autograd.Function):
         counted = None
         if mask is not None:
             wanted = ctx.rows.mask_rows(mask.to(g.dtype))  # one or zero per row
-            rows_x = None if rows_x is None else rows_x * wanted
-            rows_g = None if rows_g is None else rows_g * wanted
+            rows_x = None if rows_x is None else _times(rows_x, wanted)
+            rows_g = None if rows_g is None else _times(rows_g, wanted)
             exact = count_dtype(g.device)
             used = ctx.rows.own_mask(mask) if isinstance(ctx.rows, DividedRows) else mask
             counted = torch.stack([wanted.sum(dtype=exact), used.sum(dtype=exact)])
+            if isinstance(numbers[0], list):
+                counted = counted.unsqueeze(1).expand(2, len(numbers[0]))
         elif inputs_counted or gradients_counted:
             counted = _pair(numbers, count_dtype(g.device), g.device)
         of_x, of_g = ctx.cuts
@@ -133,8 +144,21 @@ class Tap(torch.autograd.Function):
         return (g, None, None, None, None, None, None, *delivered)
 
 
-def _pair(numbers: tuple[int, int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Two numbers as a tensor. Not by `torch.tensor`, which a graph would copy from the CPU."""
+def _times(rows: Tensor | list[Tensor], wanted: Tensor) -> Tensor | list[Tensor]:
+    return [part * wanted for part in rows] if isinstance(rows, list) else rows * wanted
+
+
+def _pair(
+    numbers: tuple[int, int] | tuple[list[int], list[int]],
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Two numbers as a tensor. Not by `torch.tensor`, which a graph would copy from the CPU.
+
+    Of several matrices, two for each, [2, matrices]; these are never in a graph.
+    """
+    if isinstance(numbers[0], list):
+        return torch.tensor(numbers, dtype=dtype, device=device)
     return torch.stack([torch.full((), number, dtype=dtype, device=device) for number in numbers])
 
 

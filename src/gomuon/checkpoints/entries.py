@@ -18,6 +18,7 @@ from gomuon.parameters.state import (
     TOGETHER,
     Count,
     Cut,
+    EachCount,
     Entry,
     Memory,
     Scales,
@@ -100,7 +101,24 @@ def checked_entry(key: str, value: Any, entry: Entry, target: CheckedParameter) 
         _check_memory(what, value, entry, target)
     elif isinstance(entry, Side):
         _check_side(what, value, entry, target)
+    elif isinstance(entry, EachCount):
+        _check_each_count(what, value, target)
     return value
+
+
+def _check_each_count(what: str, value: Tensor, target: CheckedParameter) -> None:
+    stack = target.cut.tiling.stack if target.cut.tiling else None
+    if value.ndim != 1 or stack not in (None, len(value)):
+        raise ValueError(
+            f"{what} has shape {tuple(value.shape)} in the checkpoint; expected one number for "
+            f"each of {stack or 'its'} matrices"
+        )
+    here = local(value)
+    if not here.is_meta and not bool(((here >= 0) & (here <= target.step)).all()):
+        raise ValueError(
+            f"{what} is {here.tolist()} in the checkpoint, but its group has taken {target.step} "
+            "steps; expected numbers from 0 to that"
+        )
 
 
 def check_codes(entries: Mapping[str, Any], target: CheckedParameter) -> None:
@@ -122,7 +140,7 @@ def check_codes(entries: Mapping[str, Any], target: CheckedParameter) -> None:
     if momentum is None or scales is None:
         return
     tiling, shape = target.cut.tiling, tuple(scales.shape)
-    blocks = tiling[0] * tiling[1] if tiling else shape[0] if shape else 1
+    blocks = tiling.blocks if tiling else shape[0] if shape else 1
     expected = (blocks, blocks_of(momentum.numel() // max(1, blocks)))
     if shape != expected:
         raise ValueError(
@@ -219,7 +237,7 @@ def _check_side(what: str, value: Tensor, entry: Side, target: CheckedParameter)
         return
     if entry.allows(shape, tiling):
         return
-    d = tiling[2 + entry.side]
+    d = tiling.sides[entry.side]
     if high and not low <= d <= high:
         raise ValueError(
             f"{what} is for matrices with a side of {high} in the checkpoint, but here that side "

@@ -59,11 +59,7 @@ class OwnedLayer(Layer):
 
     def move(self, factor: float | Tensor, step: Tensor) -> None:
         """Save the step. The weights move when every rank has received its rows of the step."""
-        whole = self._whole(step)
-        bias = [whole[:, -1]] if self.spec.bias is not None else []
-        whole = whole[:, :-1] if self.spec.bias is not None else whole
-        whole = whole.mT if self.spec.transposed else whole
-        self.factor, self.steps = factor, [whole.reshape(self.own_shape), *bias]
+        self.factor, self.steps = factor, self.joined_again(step)
 
     def message(self, index: int, ranges: RowRanges, rank: int) -> list[Tensor]:
         """The factor on the old weights, and a rank's part of the step of weight (0) or bias (1).

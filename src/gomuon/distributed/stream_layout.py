@@ -14,7 +14,7 @@ from torch import Tensor
 from gomuon.capture.model import ModelCapture
 from gomuon.distributed.sums import SIDES, Slot
 from gomuon.functional.linalg import working_dtype
-from gomuon.moments import Moment, MomentShapes, Statistics
+from gomuon.moments import Moment, MomentShapes, Shape, Statistics
 
 MessageKey = tuple[int, torch.dtype, torch.dtype | None]  # owner, dtype, and how it is sent
 
@@ -122,13 +122,15 @@ def _slots(
     slots: dict[object, Slot] = {}
     for parameter in unit:
         owner, dtype = owners[parameter], working_dtype(parameter)
-        sent_as = wanted[parameter].sent_as
-        for side, shape in zip(SIDES, wanted[parameter][:2], strict=True):
+        shapes = wanted[parameter]
+        for side in SIDES:
+            shape: Shape | None = getattr(shapes, side)
             if shape is None:
                 continue
             key = (owner, shape, dtype) if side == "inputs" else parameter
             if key in slots:
                 slots[key].parameters.append(parameter)
             else:
-                slots[key] = Slot([parameter], side, owner, shape, dtype, None, sent_as)
+                counts, sent_as = shapes.counts, shapes.sent_as
+                slots[key] = Slot([parameter], side, owner, shape, dtype, None, counts, sent_as)
     return list(slots.values())

@@ -5,6 +5,7 @@ are symmetric, so they are sent and added up as triangles. With `sums_dtype="bfl
 their parts in bfloat16; the owner adds them up in the dtype of the sum.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from gomuon.distributed.ranks import Ranks
 from gomuon.functional.linalg import working_dtype
 from gomuon.functional.triangles import packed, packed_size, unpacked
 from gomuon.moments import (
+    NOT_CAPTURED,
     Moment,
     MomentShapes,
     Shape,
@@ -38,6 +40,7 @@ class Slot:
         shape: the moment's shape.
         dtype: the moment's dtype.
         local_part: this rank's part; None if it has no data.
+        counts: the shape of the two numbers of rows.
         sent_as: the dtype in which ranks send their parts; None: that of the moment.
     """
 
@@ -47,6 +50,7 @@ class Slot:
     shape: Shape
     dtype: torch.dtype
     local_part: Moment | None
+    counts: Shape = (2,)
     sent_as: torch.dtype | None = None
 
     @property
@@ -76,8 +80,9 @@ def slots_of(
     leaders: dict[tuple[int, int | None], int] = {}
     for parameter, owner in owners.items():
         local_part = seen.get(parameter, Statistics(None, None))
-        shapes = wanted.get(parameter, MomentShapes(None, None))
-        for side, shape in zip(SIDES, shapes[:2], strict=True):
+        shapes = wanted.get(parameter, NOT_CAPTURED)
+        for side in SIDES:
+            shape: Shape | None = getattr(shapes, side)
             if shape is None:
                 continue
             moment: Moment | None = getattr(local_part, side)
@@ -87,7 +92,8 @@ def slots_of(
                     slots[leader].parameters.append(parameter)
                     continue
             dtype = working_dtype(parameter)
-            slots.append(Slot([parameter], side, owner, shape, dtype, moment, shapes.sent_as))
+            counts, sent_as = shapes.counts, shapes.sent_as
+            slots.append(Slot([parameter], side, owner, shape, dtype, moment, counts, sent_as))
     return slots
 
 
@@ -100,7 +106,7 @@ def sum_to_owners(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
         outgoing[slot.owner] += _parts(slot, ranks.device)
         if slot.owner == ranks.rank:
             each = size_of((slot.numbers,), slot.travels_as)
-            each += size_of((2,), count_dtype(ranks.device))
+            each += size_of(slot.counts, count_dtype(ranks.device))
             incoming = [bytes_so_far + each for bytes_so_far in incoming]
     inboxes = ranks.start_exchange(outgoing, incoming).wait()
     totals: list[Tensor | None] = []
@@ -112,7 +118,7 @@ def sum_to_owners(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
         parts = [
             (
                 inbox.take((slot.numbers,), slot.travels_as).to(slot.dtype),
-                inbox.take((2,), count_dtype(ranks.device)),
+                inbox.take(slot.counts, count_dtype(ranks.device)),
             )
             for inbox in inboxes
         ]
@@ -120,7 +126,7 @@ def sum_to_owners(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
         total = torch.stack([numbers for numbers, _ in parts]).sum(0)
         totals.append(unpacked(total, slot.shape))
         counts.append(torch.stack([part for _, part in parts]).sum(0))
-    known = iter(_on_cpu(torch.stack(counts)) if counts else ())
+    known = iter(_on_cpu(counts))
     return [None if total is None else _moment(total, next(known)) for total in totals]
 
 
@@ -142,13 +148,13 @@ def moments_at_owner(
     outgoing: list[list[Tensor]] = [[] for _ in range(ranks.size)]
     for slot, count in zip(slots, counts, strict=True):
         assert slot.owner is not None
-        none = torch.zeros(2, dtype=count_dtype(device), device=device)
+        none = torch.zeros(slot.counts, dtype=count_dtype(device), device=device)
         outgoing[slot.owner].append(none if count is None else stacked_counts([*count], device))
-    own = sum(slot.owner == ranks.rank for slot in slots)
-    each = own * size_of((2,), count_dtype(device))
+    own = [slot.counts for slot in slots if slot.owner == ranks.rank]
+    each = sum(size_of(shape, count_dtype(device)) for shape in own)
     inboxes = ranks.start_exchange(outgoing, [each] * ranks.size).wait()
-    known = sum(_on_cpu(inbox.take((own, 2), count_dtype(device))) for inbox in inboxes)
-    of_own = iter(known if isinstance(known, Tensor) else ())
+    known = [[inbox.take(shape, count_dtype(device)) for shape in own] for inbox in inboxes]
+    of_own = iter(_on_cpu([torch.stack(parts).sum(0) for parts in zip(*known, strict=True)]))
     numbers = [next(of_own) if slot.owner == ranks.rank else None for slot in slots]
     return [
         None if total is None or number is None else _moment(total, number)
@@ -175,7 +181,7 @@ def sum_everywhere(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
     if not slots:
         return []
     parts = [_parts(slot, ranks.device) for slot in slots]
-    counts = torch.stack([counts for _, counts in parts])
+    counts = torch.cat([counts.flatten() for _, counts in parts])
     totals: dict[int, Tensor] = {}
     for dtype in dict.fromkeys(slot.dtype for slot in slots):
         places = [place for place, slot in enumerate(slots) if slot.dtype == dtype]
@@ -184,9 +190,9 @@ def sum_everywhere(slots: Sequence[Slot], ranks: Ranks) -> list[Moment | None]:
         pieces = flat.split([slots[place].numbers for place in places])
         totals.update(zip(places, pieces, strict=True))
     ranks.sum_in_place(counts)
-    counts = _on_cpu(counts)
+    known = _on_cpu(_divided_counts(counts, slots))
     return [
-        _moment(unpacked(totals[place], slot.shape), counts[place])
+        _moment(unpacked(totals[place], slot.shape), known[place])
         for place, slot in enumerate(slots)
     ]
 
@@ -205,16 +211,26 @@ def _parts(slot: Slot, device: torch.device) -> tuple[Tensor, Tensor]:
     part = slot.local_part
     if part is None:
         zeros = torch.zeros(slot.numbers, dtype=slot.travels_as, device=device)
-        return zeros, torch.zeros(2, dtype=count_dtype(device), device=device)
+        return zeros, torch.zeros(slot.counts, dtype=count_dtype(device), device=device)
     numbers = packed(part.total.to(slot.dtype)).to(slot.travels_as)
     return numbers, stacked_counts([part.count, part.uses], device)
 
 
-def _on_cpu(counts: Tensor) -> Tensor:
+def _divided_counts(flat: Tensor, slots: Sequence[Slot]) -> list[Tensor]:
+    """The counts of all slots, which were joined to one tensor."""
+    parts = flat.split([math.prod(slot.counts) for slot in slots])
+    return [part.view(slot.counts) for part, slot in zip(parts, slots, strict=True)]
+
+
+def _on_cpu(counts: Sequence[Tensor]) -> list[Tensor]:
     """All counts at once, because this waits for an accelerator."""
-    return counts.cpu().double()
+    if not counts:
+        return []
+    flat = torch.cat([count.flatten() for count in counts]).cpu().double()
+    parts = flat.split([count.numel() for count in counts])
+    return [part.view(count.shape) for part, count in zip(parts, counts, strict=True)]
 
 
 def _moment(total: Tensor, counts: Tensor) -> Moment | None:
     count, uses = counts
-    return Moment(total, count, uses) if count.tolist() else None
+    return Moment(total, count, uses) if bool(count.any()) else None

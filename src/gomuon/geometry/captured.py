@@ -25,7 +25,7 @@ from gomuon.geometry.base import Geometry, Group
 from gomuon.moments import Moment, stacked_counts
 from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
 from gomuon.parameters.stacks import Layer, Stack, group_by_key
-from gomuon.parameters.state import Count, Entries, both_sides
+from gomuon.parameters.state import Count, EachCount, Entries, both_sides
 
 SideName = Literal["left", "right"]
 Maps = Callable[[Sequence[Layer], Group], list[RootBatch]]
@@ -83,6 +83,8 @@ class CapturedMoments(Geometry):
     entries: ClassVar[Entries] = {
         "left_seen": Count(of_step=True),
         "right_seen": Count(of_step=True),
+        "left_seen_each": EachCount(),
+        "right_seen_each": EachCount(),
         **both_sides("factor", one_for="strip", numbers="semidefinite", cut=True),
         **both_sides("map", one_for="either", cut=True),
         **both_sides("basis", one_for="either", numbers="cosines", cut=True),
@@ -169,6 +171,7 @@ class CapturedMoments(Geometry):
                 for layer in stack.layers:
                     layer.state.pop("right_factor", None)
                     layer.state.pop("right_seen", None)
+                    layer.unseen.clear()
 
     def _observed(self, layers: Sequence[Layer], group: Group) -> Iterator[_Observed]:
         """The factors of this step's moments, input sides first."""
@@ -187,12 +190,18 @@ class CapturedMoments(Geometry):
             seen, lambda l: (id(_moment(l, side)), id(l.state.get(f"{side}_factor")))
         )
         for batch in group_by_key(
-            together, lambda same: (_likeness(_total(same[0], side)), _form(same[0], side))
+            together,
+            lambda same: (
+                _likeness(_total(same[0], side)),
+                _not_none(_moment(same[0], side)).count.shape,
+                _form(same[0], side),
+            ),
         ):
             first = [same[0] for same in batch]
             observed = self._observations(side, first, group)
             # A mask may have left no row.
             rows = _counts(first, side) > 0
+            rows = rows if rows.ndim == 1 else rows.any(1)
             outcomes = torch.where(
                 rows, torch.where(finite_factors(observed), _USABLE, _UNUSABLE), _NO_ROWS
             )
@@ -208,7 +217,11 @@ class CapturedMoments(Geometry):
     ) -> None:
         """Factor ← average of factor and observation; unchanged if that is not `usable`."""
         kept = same[0].computed(f"{side}_factor")
-        factor = self._averaged(side, same[0], kept, observed, group)
+        count = _not_none(_moment(same[0], side)).count
+        if count.ndim:
+            factor = self._averaged_each(side, same[0], kept, observed, count > 0, group)
+        else:
+            factor = self._averaged(side, same[0], kept, observed, group)
         if usable is not None and kept is not None:
             factor = torch.where(usable, factor, kept)
         for layer in same:
@@ -219,13 +232,15 @@ class CapturedMoments(Geometry):
         """Â or B̂ of each layer, Equation (9), or shrunk, Equation (21); [layers, strips, …]."""
         total = torch.stack([_total(layer, side) for layer in layers])
         count = _counts(layers, side)
-        weight = count[(...,) + (None,) * (total.ndim - 1)].to(total.dtype)
+        weight = _beside(count, total).to(total.dtype)
+        if count.ndim > 1:  # a matrix of a stack without rows has a sum of zero
+            weight = torch.where(weight > 0, weight, 1.0)
         scale = 1 / weight
         if side == "left" and group["loss_reduction"] == "mean":
             # The loss is a mean over N rows, so g_i = δ_i/N. Undoing that here gives a short last
             # batch the same weight in the average as any other batch.
             uses = _uses(layers, side)
-            scale = scale * uses.view_as(weight).square().to(total.dtype)
+            scale = scale * _beside(uses, total).square().to(total.dtype)
         mean = total * scale  # (9) Â or B̂
         form = _form(layers[0], side)
         if mean.ndim == 3:  # neither strips nor blocks
@@ -255,6 +270,43 @@ class CapturedMoments(Geometry):
         waited = group["step"] - layer.state.get(f"{side}_seen", 0) if self.elapsed else 1
         # Not in place: a layer that no longer shares this factor may still use the old one.
         return factor.mul(beta**waited).add(observed, alpha=1 - beta**waited)  # (22), (28)
+
+    def _averaged_each(
+        self,
+        side: SideName,
+        layer: Layer,
+        factor: Tensor | None,
+        observed: Tensor,
+        seen: Tensor,
+        group: Group,
+    ) -> Tensor:
+        """The same for a stack, of which only the matrices that are `seen`, [stack], had rows.
+
+        The others keep their factors. Each decays by the steps since its own last observation.
+        """
+        strips = _beside(_of_strips(seen, len(observed)).unsqueeze(0), observed.unsqueeze(0))[0]
+        beta = group.get(self.inputs_decay if side == "right" else "factor_decay")
+        if beta is None:  # their maps stay as well
+            layer.unseen[side] = ~_of_strips(seen, len(observed)).to(observed.device)
+            return observed
+        now, name = group["step"] + 1, f"{side}_seen_each"
+        last = layer.state.get(name)
+        if last is None:  # one more than the step of the last observation; 0: there was none
+            last = torch.full(seen.shape, float(layer.state.get(f"{side}_seen", -1) + 1))
+        last = last.to(observed.device, torch.float64)
+        seen = seen.to(observed.device)
+        layer.state[name] = torch.where(seen, float(now), last).to(observed.dtype)
+        if factor is None:
+            factor = torch.zeros_like(observed)
+            if self.start is not None:
+                factor = (self.start * identity_like(observed)).expand_as(observed)
+        waited = now - last if self.elapsed else torch.ones_like(last)
+        keeps = (beta**waited).to(observed.dtype)
+        if self.start is None:  # the first observation starts the average
+            keeps = torch.where(last > 0, keeps, 0.0)
+        keeps = _beside(_of_strips(keeps, len(observed)).unsqueeze(0), observed.unsqueeze(0))[0]
+        averaged = factor * keeps + observed * (1 - keeps)  # (22), (28)
+        return torch.where(strips.to(observed.device), averaged, factor)
 
 
 def root_maps(layers: Sequence[Layer], group: Group) -> list[RootBatch]:
@@ -289,7 +341,9 @@ def map_batches(
     batches = []
     computed = [(same, _not_none(same[0].computed(f"{side}_factor"))) for same in shared]
     for same_form in group_by_key(computed, lambda both: _likeness(both[1])):
-        stored = store_shared([same for same, _ in same_form], store or as_map(f"{side}_map"))
+        stored = store_shared(
+            [same for same, _ in same_form], store or as_map(f"{side}_map"), f"{side}_map"
+        )
         factors = [factor for _, factor in same_form]
         starts = (
             None if start is None else [_not_none(same[0].computed(start)) for same, _ in same_form]
@@ -304,15 +358,19 @@ def as_map(name: str) -> StoreResult:
 
 
 def store_shared(
-    layers: Sequence[Sequence[Layer]], store: StoreResult
+    layers: Sequence[Sequence[Layer]], store: StoreResult, name: str = ""
 ) -> Callable[[RootBatch], list[Layer]]:
-    """Gives each root of a batch to the layers that share its factor; returns those without one."""
+    """Gives each root of a batch to the layers that share its factor; returns those without one.
+
+    `name` is that of a map which matrices of a stack keep if they had no rows.
+    """
 
     def stored(batch: RootBatch) -> list[Layer]:
         failed: list[Layer] = []
         for index, same in enumerate(layers):
             root, fell_back = batch.result(index)
             if root is not None:
+                root = same[0].kept_where_unseen(name, root)
                 root = same[0].stored("map", root)  # once, so that the layers share it
             for layer in same:
                 if fell_back:
@@ -337,7 +395,8 @@ def _keep_factors(layers: Sequence[Layer]) -> None:
 
 
 def _factor_entries(layer: Layer, side: SideName) -> dict[str, Any]:
-    return {name: layer.state.get(name) for name in (f"{side}_factor", f"{side}_seen")}
+    names = (f"{side}_factor", f"{side}_seen", f"{side}_seen_each")
+    return {name: layer.state.get(name) for name in names}
 
 
 def _put_back(before: _Before) -> list[Layer]:
@@ -366,17 +425,31 @@ def _may_have_rows(moment: Moment | None) -> bool:
 
     A count on an accelerator is not read here, because that would wait for it.
     """
-    return moment is not None and (moment.count.device.type != "cpu" or bool(moment.count.tolist()))
+    return moment is not None and (moment.count.device.type != "cpu" or bool(moment.count.any()))
 
 
 def _counts(layers: Sequence[Layer], side: SideName) -> Tensor:
-    """The number of rows in each layer's moment, on the moments' device, [layers]."""
+    """The number of rows in each layer's moment, on the moments' device, [layers].
+
+    Of stacks whose matrices have numbers of their own, [layers, stack].
+    """
     return _stacked([_not_none(_moment(layer, side)).count for layer in layers], layers, side)
 
 
 def _uses(layers: Sequence[Layer], side: SideName) -> Tensor:
     """The number of rows each layer's weight was applied to, on the moments' device, [layers]."""
     return _stacked([_not_none(_moment(layer, side)).uses for layer in layers], layers, side)
+
+
+def _of_strips(numbers: Tensor, strips: int) -> Tensor:
+    """Numbers of each matrix of a stack, [..., stack], for each of its strips, [..., strips]."""
+    return numbers.repeat_interleave(strips // numbers.shape[-1], -1)
+
+
+def _beside(numbers: Tensor, sums: Tensor) -> Tensor:
+    """Numbers [layers] or [layers, stack], to multiply sums [layers, …] or [layers, strips, …]."""
+    numbers = numbers if numbers.ndim == 1 else _of_strips(numbers, sums.shape[1])
+    return numbers[(...,) + (None,) * (sums.ndim - numbers.ndim)]
 
 
 def _stacked(numbers: Sequence[Tensor], layers: Sequence[Layer], side: SideName) -> Tensor:
@@ -398,7 +471,7 @@ def _total(layer: Layer, side: SideName) -> Tensor:
 def _shrunk(S: Tensor, count: Tensor, shrinkage: object, form: SideForm) -> Tensor:
     """Every block of S [layers, strips, …] is shrunk as a factor of its own."""
     if shrinkage == "oas":
-        return _oas(S, count.view(-1, *[1] * (S.ndim - 3)), form)
+        return _oas(S, _beside(count, S)[..., 0, 0], form)
     mean = trace_mean(S) * identity_like(S)
     if isinstance(shrinkage, dict):
         return S + shrinkage["damping"] * mean

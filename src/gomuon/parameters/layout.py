@@ -15,6 +15,7 @@ from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, matrix_sides, with_
 from gomuon.parameters.stacks import Layer, move_state_with
 from gomuon.parameters.state import Cut
 from gomuon.parameters.tensor_shards import TensorShard
+from gomuon.parameters.tiling import NO_MATRIX
 
 Group = Mapping[str, Any]
 State = Mapping[Tensor, dict[str, Any]]
@@ -138,8 +139,8 @@ class Layout:
     def cut_of(self, parameter: Tensor, group: Group, *, known: bool) -> Cut:
         """How a parameter is cut, to check its state. `known` says that its model is attached."""
         if not parameter.ndim or not parameter.numel():
-            return Cut(frozenset(), (0, 0, 0, 0))  # no matrix
+            return Cut(frozenset(), NO_MATRIX)
         layer = Layer("", parameter, {}, self.spec_of(parameter, group))
         own = {layer.own_shape} if layer.is_reshape else set()
-        tiling = (layer.rows, layer.columns, *layer.shape)
-        return Cut(frozenset({(layer.blocks, *layer.shape), *own}), tiling if known else None)
+        memories = frozenset({(layer.blocks, *layer.shape), *own})
+        return Cut(memories, layer.tiling if known else None)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from gomuon.errors import describe_value
+from gomuon.parameters.experts import how_to_stack, why_stack
 from gomuon.parameters.heads import Heads, heads_by_rule
 from gomuon.parameters.rows import Convolution, ConvRows, rows_for
 from gomuon.parameters.sampling import Sampling
@@ -23,6 +24,9 @@ Choice = TypeVar("Choice")
 Treatment = Literal["matrix", "adamw", "frozen"]
 Routes = Mapping[str, Treatment] | Callable[[str, nn.Module, nn.Parameter], Treatment | None] | None
 Kind = Literal["embedding", "head", "vector", "other"]
+
+# Their kernels multiply inside of one operation, so nothing can be captured.
+RECURRENT = (nn.RNNBase, nn.RNNCellBase)
 
 
 @dataclass(frozen=True)
@@ -225,11 +229,16 @@ def _treatment(
         conv = any(isinstance(one, ConvRows) for one in rows)
         return "matrix", f"{'convolution' if conv else 'linear layer'}{tied}"
     if isinstance(modules[0], nn.MultiheadAttention) and parameter.ndim == 2:
-        return "matrix", "attention projection without a linear layer: identity maps"
+        return "matrix", "attention projection"
+    if (experts := why_stack(homes[0][0], modules[0], parameter)) is not None:
+        return "matrix", f"{experts}{tied}"
+    if isinstance(modules[0], RECURRENT) and parameter.ndim == 2:
+        return "matrix", "recurrent kernel, which cannot be captured: identity maps"
     if sum(size > 1 for size in parameter.shape) < 2:
         kind = "bias" if homes[0][0].endswith("bias") else "vector"
         return "adamw", f"{kind} of {type(modules[0]).__name__}{tied}"
-    return "adamw", f"{_why_no_matrix(modules[0])}{tied}"
+    hint = how_to_stack(homes[0][0], modules[0], parameter)
+    return "adamw", f"{_why_no_matrix(modules[0])}{tied}{hint}"
 
 
 def _is_original(name: str, module: nn.Module) -> bool:

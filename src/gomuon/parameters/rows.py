@@ -277,8 +277,17 @@ class SumCut:
         return block_moments(rows, self.strips, self.form.blocks, multiply)
 
 
-def moment(rows: Tensor, dtype: torch.dtype, cut: SumCut) -> Tensor:
-    """Σ v vᵀ over rows in `dtype`, cut into pieces; its shape is `cut.shape`."""
+def moment(rows: Tensor | list[Tensor], dtype: torch.dtype, cut: SumCut) -> Tensor:
+    """Σ v vᵀ over rows in `dtype`, cut into pieces; its shape is `cut.shape`.
+
+    Of lists of rows, one for each matrix of a stack, the sums are stacked.
+    """
+    if isinstance(rows, list):
+        sums: dict[int, Tensor] = {}  # matrices may read the same rows
+        for part in rows:
+            if id(part) not in sums:
+                sums[id(part)] = moment(part, dtype, cut)
+        return torch.stack([sums[id(part)] for part in rows])
     # A user may call backward inside autocast, which would round the product to bfloat16.
     with torch.autocast(rows.device.type, enabled=False):
         if rows.dtype != dtype and has_widening_product(rows, dtype):

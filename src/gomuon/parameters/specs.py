@@ -9,12 +9,14 @@ from typing import Any
 from torch import Tensor, nn
 
 from gomuon.errors import describe_value
-from gomuon.parameters.routing import RoutingTable, plain_name, select
+from gomuon.parameters.experts import stacked_weights
+from gomuon.parameters.routing import RECURRENT, RoutingTable, plain_name, select
 from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded
 from gomuon.parameters.side_forms import SideChoice, SideForm, choice_of, form_of
 from gomuon.parameters.tensor_shards import INPUTS, OUTPUTS, TensorShard
+from gomuon.parameters.tiling import Tiling
 
 Group = Mapping[str, Any]
 
@@ -59,6 +61,9 @@ class LayerSpec:
         ranks: which ranks have the parameter. "own": only this rank, as one of its experts; then it
             is neither compared with those of other ranks nor computed by them. "shared": all that
             train the model. None: this rank's own if DDP or `fully_shard` was told to ignore it.
+        stack: the parameter is a stack of matrices, which its last two dimensions are; each is cut
+            further by the other arguments. None: its module decides. A parameter with three
+            dimensions is a stack, unless it is the kernel of a convolution or of `nn.Bilinear`.
         shard: the block that this rank has under tensor parallelism, which is then cut further.
             `parallelize_module` decides it, not the user.
     """
@@ -74,6 +79,7 @@ class LayerSpec:
     outputs: SideChoice | None = None
     inputs: SideChoice | None = None
     ranks: str | None = None
+    stack: bool | None = None
     shard: TensorBlock | None = None
 
     @property
@@ -86,17 +92,17 @@ class LayerSpec:
         """The number of equal blocks along the inputs."""
         return self.input_heads
 
-    def tiling(self, m: int, n: int) -> tuple[int, int, int, int]:
-        """The number of blocks along rows and columns, and the two sides of a block."""
+    def tiling(self, m: int, n: int, stack: int = 1) -> Tiling:
+        """How matrices with the sides m and n are cut."""
         if self.block is None:
             rows, columns = self.row_blocks, self.column_blocks
-            return rows, columns, m // rows, n // columns
+            return Tiling(stack, rows, columns, m // rows, n // columns)
         high, wide = min(m, self.block), min(n, self.block)
-        return -(-m // high), -(-n // wide), high, wide
+        return Tiling(stack, -(-m // high), -(-n // wide), high, wide)
 
     def forms(self, m: int, n: int) -> tuple[SideForm, SideForm]:
         """The forms of the factors of each matrix, left and right."""
-        _, _, high, wide = self.tiling(m, n)
+        high, wide = self.tiling(m, n).sides
         return form_of(high, self.outputs), form_of(wide, self.inputs)
 
 
@@ -113,6 +119,11 @@ def check_spec(name: str, parameter: Tensor, spec: LayerSpec) -> None:
     """Raise a ValueError if the blocks do not divide the parameter."""
     if not parameter.ndim:
         raise ValueError(f"{name!r} is a scalar and cannot be cut; leave it out of specs")
+    if spec.stack and parameter.ndim < 3:
+        raise ValueError(
+            f"{name!r} has the shape {tuple(parameter.shape)}, which is no stack of matrices; "
+            "leave stack out of its LayerSpec"
+        )
     whole = isinstance(spec.rows, int) and not isinstance(spec.rows, bool)
     if spec.rows is not None and not (whole and spec.rows >= 1):
         raise ValueError(
@@ -156,11 +167,20 @@ def row_limit(spec: LayerSpec, group: Group, inputs: SideForm) -> int | None:
 
 
 def matrix_sides(parameter: Tensor, spec: LayerSpec) -> tuple[int, int]:
-    """The output side m and the input side n of the whole matrix, or of this rank's block."""
-    shape = own_shape(parameter, spec)
-    first, rest = shape[0], math.prod(shape[1:])
+    """The output side m and the input side n of the whole matrix, or of this rank's block.
+
+    Of a stack, the sides of each of its matrices.
+    """
+    _, first, rest = stored_sides(own_shape(parameter, spec), spec)
     m, n = (rest, first) if spec.transposed else (first, rest)
     return m, n + (spec.bias is not None)
+
+
+def stored_sides(shape: tuple[int, ...], spec: LayerSpec) -> tuple[int, int, int]:
+    """How many matrices a parameter of this shape holds, and their sides as they are stored."""
+    if spec.stack:
+        return math.prod(shape[:-2]), shape[-2], shape[-1]
+    return 1, shape[0], math.prod(shape[1:])
 
 
 def own_shape(parameter: Tensor, spec: LayerSpec) -> tuple[int, ...]:
@@ -177,7 +197,10 @@ def with_shard(name: str, spec: LayerSpec, parameter: Tensor, shard: TensorShard
     block = TensorBlock(shard.shape(parameter), shard.parts if shard.dim is None else 1)
     if shard.dim is None:
         return replace(spec, shard=block)
-    along_outputs = shard.dim == (INPUTS if spec.transposed else OUTPUTS)
+    if spec.stack and shard.dim == 0:  # each rank has some of the matrices, whole
+        return replace(spec, shard=block)
+    outputs = len(block.shape) - 2 if spec.stack else OUTPUTS
+    along_outputs = shard.dim == (outputs + 1 if spec.transposed else outputs)
     blocks = spec.row_blocks if along_outputs else spec.column_blocks
     if blocks > 1 and blocks % shard.parts:
         said = f"heads={spec.heads}" if along_outputs else f"input_heads={spec.input_heads}"
@@ -223,10 +246,20 @@ def joined_biases(
     )
 
 
-def module_specs(model: nn.Module, biases: set[Tensor]) -> dict[Tensor, LayerSpec]:
-    """How weights are cut because of their module, such as a grouped convolution."""
+def module_specs(
+    model: nn.Module, biases: set[Tensor], *, captured: bool = False
+) -> dict[Tensor, LayerSpec]:
+    """How weights are cut because of their module, such as a grouped convolution.
+
+    `captured` says whether the method captures moments. Those of recurrent kernels cannot be.
+    """
     specs: dict[Tensor, LayerSpec] = {}
     for module in model.modules():
+        for parameter, transposed in stacked_weights(module):
+            specs[parameter] = LayerSpec(stack=True, transposed=transposed)
+        if captured and isinstance(module, RECURRENT):
+            for parameter in module.parameters(recurse=False):
+                specs[parameter] = LayerSpec(outputs="identity", inputs="identity")
         weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
         rows = rows_for(module, Sampling())
         if rows is None or not isinstance(weight, Tensor):
@@ -257,7 +290,7 @@ def layer_specs(
     Raises:
         ValueError: a pattern matches no parameter, or a parameter cannot be cut this way.
     """
-    specs = module_specs(model, biases)
+    specs = module_specs(model, biases, captured=captured)
     names = {plain_name(name): p for name, p in model.named_parameters()}
     for name, spec in select(patterns, list(names), "specs"):
         if not isinstance(spec, LayerSpec):
@@ -276,6 +309,12 @@ def layer_specs(
             spec = replace(spec, block=None, outputs=outputs, inputs=inputs)
         # The module decides how a weight is stored and which bias joins it, not the user.
         merged = replace(spec, transposed=own.transposed or spec.transposed, bias=own.bias)
+        merged = replace(
+            merged,
+            stack=own.stack if spec.stack is None else spec.stack,
+            outputs=own.outputs if spec.outputs is None else spec.outputs,
+            inputs=own.inputs if spec.inputs is None else spec.inputs,
+        )
         if own.parts > 1 and blocks == (1, 1):
             merged = replace(merged, parts=own.parts)
         check_spec(name, names[name], merged)
@@ -311,7 +350,7 @@ def with_settings(spec: LayerSpec, parameter: Tensor, group: Group, *, captured:
     """
     if not captured:
         return _with_block_size(spec, group)
-    _, _, high, wide = spec.tiling(*matrix_sides(parameter, spec))
+    high, wide = spec.tiling(*matrix_sides(parameter, spec)).sides
     outputs, inputs = choice_of(high, spec.outputs, group), choice_of(wide, spec.inputs, group)
     return replace(spec, outputs=outputs, inputs=inputs)
 
@@ -319,5 +358,6 @@ def with_settings(spec: LayerSpec, parameter: Tensor, group: Group, *, captured:
 def _with_block_size(spec: LayerSpec, group: Group) -> LayerSpec:
     """The spec, cut into blocks of the group's `block_size` if it has this setting."""
     size = group.get("block_size")
-    is_uncut = replace(spec, transposed=False, rows=None, ranks=None, shard=None) == DEFAULT_SPEC
+    whole = replace(spec, transposed=False, rows=None, ranks=None, stack=None, shard=None)
+    is_uncut = whole == DEFAULT_SPEC
     return replace(spec, block=size) if size is not None and is_uncut else spec

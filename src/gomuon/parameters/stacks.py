@@ -20,8 +20,15 @@ from gomuon.moments import Statistics
 from gomuon.parameters.keeping import Keeping, fit_state
 from gomuon.parameters.sharding import local
 from gomuon.parameters.side_forms import SideForm
-from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, matrix_sides, own_shape
+from gomuon.parameters.specs import (
+    DEFAULT_SPEC,
+    LayerSpec,
+    matrix_sides,
+    own_shape,
+    stored_sides,
+)
 from gomuon.parameters.state import MOMENTUM, SCALES
+from gomuon.parameters.tiling import Tiling
 
 Item = TypeVar("Item")
 
@@ -41,11 +48,12 @@ class Layer:
     keeping: Keeping | None = None  # None: state is kept as it is computed
     statistics: Statistics | None = None
     missed: int = 0  # refreshes in a row that captured nothing
+    # By side: which strips of a stack had no rows in this step, so that their maps stay.
+    unseen: dict[str, Tensor] = field(default_factory=dict)
     dtype: torch.dtype = field(init=False)
     own_shape: tuple[int, ...] = field(init=False)  # of the parameter, or of this rank's block
+    tiling: Tiling = field(init=False)
     shape: tuple[int, int] = field(init=False)
-    rows: int = field(init=False)
-    columns: int = field(init=False)
     blocks: int = field(init=False)
     forms: tuple[SideForm, SideForm] = field(init=False)  # of captured factors, left and right
 
@@ -54,9 +62,9 @@ class Layer:
         self.dtype = working_dtype(self.parameter)
         self.own_shape = own_shape(self.parameter, self.spec)
         self._whole_shape = matrix_sides(self.parameter, self.spec)
-        self.rows, self.columns, *shape = self.spec.tiling(*self._whole_shape)
-        self.shape = (shape[0], shape[1])
-        self.blocks = self.rows * self.columns
+        self._stored = stored_sides(self.own_shape, self.spec)
+        self.tiling = self.spec.tiling(*self._whole_shape, self._stored[0])
+        self.shape, self.blocks = self.tiling.sides, self.tiling.blocks
         self.forms = self.spec.forms(*self._whole_shape)
         if self.state:
             fit_state(self.state, self.keeping, self.blocks, self.parameter.device, self.dtype)
@@ -99,13 +107,18 @@ class Layer:
 
     def assign(self, matrices: Tensor) -> None:
         """Write matrices [blocks, m, n] into the parameter (and the bias that joins it)."""
+        weight, *bias = self.joined_again(matrices)
+        if self.spec.bias is not None and self.spec.bias.grad is not None:
+            self._here(self.spec.bias).copy_(bias[0])  # a frozen bias does not move
+        self.tensor.copy_(weight)
+
+    def joined_again(self, matrices: Tensor) -> list[Tensor]:
+        """Matrices [blocks, m, n] as the parameter, and as the bias that joins it."""
         whole = self._whole(matrices)
-        if self.spec.bias is not None:
-            if self.spec.bias.grad is not None:  # a frozen bias does not move
-                self._here(self.spec.bias).copy_(whole[:, -1])
-            whole = whole[:, :-1]
+        bias = [whole[0, :, -1]] if self.spec.bias is not None else []
+        whole = whole[..., :-1] if bias else whole
         whole = whole.mT if self.spec.transposed else whole
-        self.tensor.copy_(whole.reshape(self.own_shape))
+        return [whole.reshape(self.own_shape), *bias]
 
     def move(self, factor: float | Tensor, step: Tensor) -> None:
         """W ← factor·W − step."""
@@ -136,6 +149,15 @@ class Layer:
             self.state[name] = self.stored(name, value)
         return value is not None
 
+    def kept_where_unseen(self, name: str, value: Tensor) -> Tensor:
+        """A new map, with the old one where a matrix of a stack had no rows."""
+        unseen = self.unseen.get(_side(name))
+        if unseen is None:
+            return value
+        old = self.computed(name)
+        old = _identity_or_ones(value, "map") if old is None else old.to(value.device)
+        return torch.where(unseen.view(-1, *[1] * (value.ndim - 1)), old, value)
+
     def stored(self, name: str, value: Tensor) -> Tensor:
         """A factor or map as it is kept between steps; see `Keeping`."""
         return value if self.keeping is None else self.keeping.stored(name, value, self.updates)
@@ -162,9 +184,11 @@ class Layer:
     def _per_block(self, kept: Tensor | None, side: str) -> Tensor | None:
         if kept is None or len(kept) == self.blocks:
             return kept
+        tiling = self.tiling
         if side == "left":
-            return kept.repeat_interleave(self.columns, 0)
-        return kept.repeat(self.rows, *[1] * (kept.ndim - 1))
+            return kept.repeat_interleave(tiling.columns, 0)
+        strips = kept.unflatten(0, (tiling.stack, 1, tiling.columns))
+        return strips.expand(-1, tiling.rows, *strips.shape[2:]).flatten(0, 2)
 
     @property
     def is_reshape(self) -> bool:
@@ -174,20 +198,22 @@ class Layer:
         return plain and spec.column_blocks == 1
 
     def _matrices(self, tensor: Tensor, bias: Tensor | None) -> Tensor:
-        matrix = tensor.to(self.dtype)
-        matrix = matrix.mT if self.spec.transposed else matrix.reshape(len(matrix), -1)
+        matrices = tensor.to(self.dtype).reshape(self._stored)
+        matrices = matrices.mT if self.spec.transposed else matrices
         if bias is not None:
-            matrix = torch.cat([matrix, bias.to(self.dtype).unsqueeze(1)], dim=1)
-        (m, n), (high, wide) = self._whole_shape, self.shape
+            matrices = torch.cat([matrices, bias.to(self.dtype)[None, :, None]], dim=-1)
+        (m, n), cut = self._whole_shape, self.tiling
         if self.spec.block is not None:
-            matrix = F.pad(matrix, (0, self.columns * wide - n, 0, self.rows * high - m))
-        tiles = matrix.reshape(self.rows, high, self.columns, wide)
-        return tiles.movedim(2, 1).reshape(self.blocks, high, wide)
+            matrices = F.pad(matrices, (0, cut.columns * cut.wide - n, 0, cut.rows * cut.high - m))
+        tiles = matrices.reshape(cut.stack, cut.rows, cut.high, cut.columns, cut.wide)
+        return tiles.movedim(3, 2).reshape(self.blocks, *self.shape)
 
     def _whole(self, matrices: Tensor) -> Tensor:
-        (m, n), (high, wide) = self._whole_shape, self.shape
-        tiles = matrices.reshape(self.rows, self.columns, high, wide).movedim(1, 2)
-        return tiles.reshape(self.rows * high, self.columns * wide)[:m, :n]
+        """The matrices of the stack, [stack, m, n]."""
+        (m, n), cut = self._whole_shape, self.tiling
+        tiles = matrices.reshape(cut.stack, cut.rows, cut.columns, cut.high, cut.wide)
+        tiles = tiles.movedim(2, 3)
+        return tiles.reshape(cut.stack, cut.rows * cut.high, cut.columns * cut.wide)[:, :m, :n]
 
 
 class Stack:

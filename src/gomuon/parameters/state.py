@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gomuon.moments import Shape
+from gomuon.parameters.tiling import Tiling
 
 COUNT = "updates"  # every rank keeps this entry for every matrix, also for other owners' ones
 MOMENTUM = "momentum"
@@ -23,12 +24,11 @@ class Cut:
 
     Attributes:
         memories: the shapes that an elementwise memory may have.
-        tiling: number of blocks along rows and columns, and the two sides of a block; None if not
-            known.
+        tiling: its matrices and their blocks; None if not known.
     """
 
     memories: frozenset[Shape]
-    tiling: tuple[int, int, int, int] | None
+    tiling: Tiling | None
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,11 @@ class Count:
     """A whole number >= 0. With `of_step`, the number of a step that the group has taken."""
 
     of_step: bool = False
+
+
+@dataclass(frozen=True)
+class EachCount:
+    """For each matrix of a stack, a whole number >= 0 that is at most the group's steps."""
 
 
 @dataclass(frozen=True)
@@ -80,17 +85,17 @@ class Side:
     cut: bool = False
     wide: bool = False
 
-    def shapes(self, tiling: tuple[int, int, int, int]) -> list[Shape]:
+    def shapes(self, tiling: Tiling) -> list[Shape]:
         """The allowed shapes of a side that is not cut, the usual one first."""
-        d = tiling[2 + self.side]
+        d = tiling.sides[self.side]
         return [(count, *self._last(d)) for count in self._counts(tiling)]
 
-    def allows(self, shape: Shape, tiling: tuple[int, int, int, int]) -> bool:
+    def allows(self, shape: Shape, tiling: Tiling) -> bool:
         """Whether a tensor may have this shape."""
         if shape in self.shapes(tiling):
             return True
         low, high = self.lengths(shape)
-        return low <= tiling[2 + self.side] <= high and shape[0] in self._counts(tiling)
+        return low <= tiling.sides[self.side] <= high and shape[0] in self._counts(tiling)
 
     def lengths(self, shape: Shape) -> tuple[int, int]:
         """The least and the greatest length that a side of this shape may have; (0, 0) for none."""
@@ -104,12 +109,11 @@ class Side:
             return 0, 0
         return (last[0] - 1) * last[-1] + 1, last[0] * last[-1]
 
-    def _counts(self, tiling: tuple[int, int, int, int]) -> list[int]:
-        rows, columns, *_ = tiling
-        strips, blocks = (rows, columns)[self.side], rows * columns
+    def _counts(self, tiling: Tiling) -> list[int]:
+        strips, blocks = tiling.strips[self.side], tiling.blocks
         counts = {"block": [blocks], "strip": [strips], "either": [strips, blocks]}[self.one_for]
-        if self.one_for == "strip" and self.side == 1 and columns == 1:
-            return [1, rows]  # each group of a convolution has its own inputs
+        if self.one_for == "strip" and self.side == 1 and tiling.strips[1] == 1:
+            return [1, tiling.rows]  # each group of a convolution has its own inputs
         return counts
 
     def _last(self, d: int) -> Shape:
@@ -121,7 +125,7 @@ class Side:
         return (1, d) if self.side else (d, 1)
 
 
-Entry = Count | Steps | Memory | Scales | Side
+Entry = Count | EachCount | Steps | Memory | Scales | Side
 Entries = Mapping[str, Entry]
 
 
@@ -153,7 +157,11 @@ TOGETHER: tuple[tuple[str, ...], ...] = (
 
 def wide_entries(entries: Entries) -> frozenset[str]:
     """The names of those that are kept as computed whatever `state_dtype` says."""
-    return frozenset(k for k, entry in entries.items() if isinstance(entry, Side) and entry.wide)
+    return frozenset(
+        name
+        for name, entry in entries.items()
+        if isinstance(entry, EachCount) or (isinstance(entry, Side) and entry.wide)
+    )
 
 
 def is_blank(entries: Mapping[str, Any]) -> bool:

@@ -224,6 +224,7 @@ def _matrix_layer(
     """The layer of a parameter, given its group's number, its name and what it read."""
     group, name = place
     layer = Layer(name, parameter, {}, spec)
+    strips = layer.tiling.strips
     tensors = tuple(_rows(tensor) for tensor in (parameter, spec.bias) if tensor is not None)
     matrices = Matrices(
         layer.blocks,
@@ -232,7 +233,7 @@ def _matrix_layer(
         forms=layer.forms,
         has_partner=spec.partner is not None,
     )
-    found = MatrixLayer(name, group, settings, tensors, layer.rows, layer.columns, matrices)
+    found = MatrixLayer(name, group, settings, tensors, *strips, matrices)
     gradients, inputs = (
         side and form.kind != "identity" for side, form in zip(captured, layer.forms, strict=True)
     )
@@ -242,7 +243,7 @@ def _matrix_layer(
         found,
         matrices=replace(matrices, captured=(gradients, inputs)),
         # Whoever reads one tensor in two ways, or cuts it in two ways, takes two moments of it.
-        reads=(seen.what, tuple(module.rows for module in modules), layer.columns, layer.forms[1]),
+        reads=(seen.what, tuple(module.rows for module in modules), strips[1], layer.forms[1]),
         grouped=isinstance(modules[0].rows, ConvRows) and spec.parts > 1,
         uses=seen.examples if settings.get("reduce") else seen.rows,
         limit=_whole(modules[0].rows).sampling.rows,

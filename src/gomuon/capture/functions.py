@@ -1,0 +1,329 @@
+"""Capture of weights that functions multiply with: `F.linear(x, W)`, `x @ W[e]`, einsum and others.
+
+No module stands for these products. So on refresh steps, while modules around such weights run, a
+function mode of torch sees every call. It follows views of watched weights, and taps the results
+of products with them, as the hook of a layer taps the layer's output. On reuse steps it is not
+entered.
+"""
+
+import threading
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_mode, _push_mode
+
+from gomuon.capture.hooks import is_exported
+from gomuon.capture.placed import PlacedHook
+from gomuon.capture.products import LabelledProduct, parse_of
+from gomuon.capture.shared_inputs import SharedInputs
+from gomuon.capture.uses import NotLinear, use_of
+from gomuon.capture.views import VIEWS, View, views_of, whole_view
+from gomuon.capture.watched import WatchedWeight
+from gomuon.parameters.sharding import is_sharded
+
+# Functions written in Python, whose body has the products.
+_COMPOSED = {F.multi_head_attention_forward}
+_UNKNOWN = "it is of a kind that is not known"
+_CHECKPOINTED = "it is in a checkpointed function that is no module"
+
+
+class _Running(threading.local):
+    """What runs in this thread: the modules that were entered, and the views that are known."""
+
+    def __init__(self) -> None:
+        self.modules: list[tuple[nn.Module, Any]] = []  # with torch's hooks on saved tensors
+        self.known: dict[int, tuple[Tensor, View]] = {}  # by id; the tensor is kept alive
+
+
+class FunctionWatch:
+    """Watches the functions that multiply with the weights of one parameter group.
+
+    Attributes:
+        open: whether anything is captured in this step.
+        entered: how often the function mode was entered.
+        seen: whether modules ran in training mode in this step.
+    """
+
+    def __init__(self, shared: SharedInputs) -> None:
+        self.open = False
+        self.entered = 0
+        self.seen = False
+        self.weights: dict[Tensor, WatchedWeight] = {}
+        self._shared = shared
+        self._mode = _ProductMode(self)
+        self._running = _Running()
+        self._owners: dict[nn.Module, list[tuple[nn.Module, str, Tensor]]] = {}
+        self._hooks: tuple[_EnterHook, _LeaveHook] | None = None
+
+    # ---- hooks on modules ------------------------------------------------------------------------
+
+    def place(self, model: nn.Module) -> None:
+        """Hook every module that has watched weights, or modules that have some."""
+        self.remove_hooks()
+        modules = dict(model.named_modules())
+        around: dict[nn.Module, None] = {}
+        for prefix, module in modules.items():
+            for leaf, parameter in module.named_parameters(recurse=False):
+                if parameter not in self.weights:
+                    continue
+                owner = module, leaf, parameter
+                parts = prefix.split(".") if prefix else []
+                above = [modules[".".join(parts[:n])] for n in range(len(parts), -1, -1)]
+                around.update(dict.fromkeys(above))
+                # A parent may use its child's weight without calling the child.
+                for user in above[:2]:
+                    self._owners.setdefault(user, []).append(owner)
+        if not around:
+            return
+        self._hooks = _EnterHook(self), _LeaveHook(self)
+        enter, leave = self._hooks
+        for module in around:
+            enter.handles.append(module.register_forward_pre_hook(enter))
+            leave.handles.append(module.register_forward_hook(leave, always_call=True))
+
+    def remove_hooks(self) -> None:
+        for hook in self._hooks or ():
+            hook.remove()
+        self._hooks = None
+        self._owners.clear()
+
+    def remove(self) -> None:
+        """Watch nothing any more."""
+        self.close()
+        self.remove_hooks()
+        self.weights.clear()
+        self.open = False
+
+    def gate(self, is_due: Callable[[float], bool]) -> bool:
+        """Before the forward pass: which weights are captured in the next step, and whether any."""
+        self.close()
+        self.open = self.seen = False
+        for watched in self.weights.values():
+            watched.open = is_due(watched.phase)
+            self.open |= watched.open
+        return self.open
+
+    def enter(self, module: nn.Module) -> None:
+        """Before a module's forward pass: enter the mode, unless a module around it has."""
+        running = self._running
+        if is_exported() or not (running.modules or torch.is_grad_enabled()):
+            return
+        self.seen |= module.training
+        if not running.modules:
+            self.entered += 1
+            _push_mode(self._mode)
+            for owners in self._owners.values():
+                self._learn(owners)
+        else:
+            self._learn(self._owners.get(module, ()))
+        running.modules.append((module, _hooks_on_saved_tensors()))
+
+    def _learn(self, owners: Any) -> None:
+        """Note the tensors that are weights now; `fully_shard` puts others into modules."""
+        for module, leaf, parameter in owners:
+            tensor = module._parameters.get(leaf)
+            if tensor is None or is_sharded(tensor) or id(tensor) in self._running.known:
+                continue
+            stored = self.weights[parameter].cut.stored
+            if tensor.numel() == stored[0] * stored[1] * stored[2]:
+                self._running.known[id(tensor)] = tensor, whole_view(parameter, tensor.shape)
+
+    def leave(self, module: nn.Module) -> None:
+        """After a module's forward pass, also one that raised."""
+        running = self._running
+        if running.modules and running.modules[-1][0] is module:
+            running.modules.pop()
+            if not running.modules:
+                self.close()
+
+    @property
+    def is_inside(self) -> bool:
+        return bool(self._running.modules)
+
+    def close(self) -> None:
+        """Leave the mode, if a forward pass was interrupted."""
+        running = self._running
+        running.modules.clear()
+        running.known.clear()
+        _remove_mode(self._mode)
+
+    def why_uncaptured(self, parameter: Tensor) -> str:
+        """Why no product with a weight was captured in this step, and what to do."""
+        watched = self.weights[parameter]
+        if watched.problem == "turned":
+            other = not watched.cut.transposed
+            return (
+                f"it is used as {'inputs × outputs' if other else 'outputs × inputs'}; pass "
+                f"specs={{name: LayerSpec(transposed={other})}}"
+            )
+        if watched.problem == _CHECKPOINTED:
+            return f"its product cannot be captured: {_CHECKPOINTED}; checkpoint a module instead"
+        if watched.problem is not None:
+            return f"its product cannot be captured: {watched.problem}"
+        if not self.seen:
+            return (
+                "the modules around it did not run in training mode, or only in a graph of "
+                "torch.compile, where products outside of linear layers are not seen"
+            )
+        return "no product with it was seen; an operation may multiply with it inside of itself"
+
+    # ---- products --------------------------------------------------------------------------------
+
+    def view_of(self, tensor: Any) -> View | None:
+        """The watched view that a tensor is."""
+        known = self._running.known.get(id(tensor))
+        return None if known is None else known[1]
+
+    def follow(self, view: View, func: Any, args: Any, kwargs: Any, made: Any) -> None:
+        """Note the views that a function made of a view."""
+        for result, view_made in views_of(view, func, args, kwargs, made):
+            self._running.known[id(result)] = result, view_made
+
+    def multiplied(
+        self, parse: Callable[..., LabelledProduct | None], args: Any, kwargs: Any, result: Any
+    ) -> Any:
+        """The result of a product; tapped, if one factor is watched and is captured."""
+        if not self._is_captured(result):
+            return result
+        product = None if "out" in kwargs else parse(args, kwargs)
+        if product is None:
+            for tensor in args:
+                if (view := self.view_of(tensor)) is not None:
+                    self.weights[view.weight].problem = _UNKNOWN
+            return result
+        views = self.view_of(product.left), self.view_of(product.right)
+        if (views[0] is None) == (views[1] is None):
+            return result
+        view = views[0] or views[1]
+        assert view is not None
+        watched = self.weights[view.weight]
+        if not (watched.open and view.weight.requires_grad):
+            return result
+        try:
+            return self._tapped(product, result, view, watched, is_left=views[0] is not None)
+        except NotLinear as reason:
+            watched.problem = str(reason)
+            return result
+
+    def _is_captured(self, result: Any) -> bool:
+        if not (isinstance(result, Tensor) and torch.is_grad_enabled() and result.requires_grad):
+            return False
+        if not self.is_inside or torch._C._are_functorch_transforms_active():
+            return False
+        return bool(self._running.modules[-1][0].training)
+
+    def _tapped(
+        self,
+        product: LabelledProduct,
+        result: Tensor,
+        view: View,
+        watched: WatchedWeight,
+        *,
+        is_left: bool,
+    ) -> Tensor:
+        hooks = _hooks_on_saved_tensors()
+        if hooks is not self._running.modules[-1][1] and _are_of_checkpoint(hooks):
+            # Recomputed, it would run without the mode, and save fewer tensors.
+            raise NotLinear(_CHECKPOINTED)
+        use = use_of(
+            product,
+            result,
+            view,
+            is_left=is_left,
+            stored=watched.cut.stored,
+            transposed=watched.cut.transposed,
+            sampling=watched.cut.sampling,
+        )
+        watched.begin_pass()
+        self._shared.remember_forward_mask()
+        return watched.tapped(use, result, self._shared.mask_now(), self._shared.expect)
+
+
+class _ProductMode(TorchFunctionMode):
+    """Shows a `FunctionWatch` every function of torch that is called."""
+
+    def __init__(self, watch: FunctionWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        watch = self._watch
+        if func in VIEWS:
+            made = func(*args, **kwargs)
+            view = watch.view_of(args[0]) if args else None
+            if view is not None:
+                watch.follow(view, func, args, kwargs, made)
+            return made
+        if func in _COMPOSED:
+            with self:
+                return _without_dispatch(func)(*args, **kwargs)
+        result = func(*args, **kwargs)
+        parse = parse_of(func)
+        return result if parse is None else watch.multiplied(parse, args, kwargs, result)
+
+
+class _EnterHook(PlacedHook):
+    """A forward pre-hook. On a reuse step, and in a compiled graph, it returns at once."""
+
+    def __init__(self, watch: FunctionWatch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __call__(self, module: nn.Module, args: Any) -> None:
+        if torch.compiler.is_compiling() or not self.watch.open:
+            return
+        self.watch.enter(module)
+
+
+class _LeaveHook(PlacedHook):
+    """The forward hook that belongs to it."""
+
+    def __init__(self, watch: FunctionWatch) -> None:
+        super().__init__()
+        self.watch = watch
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if torch.compiler.is_compiling() or not self.watch.is_inside:
+            return
+        self.watch.leave(module)
+
+
+def _never(_: Any) -> bool:
+    return False
+
+
+def _without_dispatch(func: Any) -> Callable[..., Any]:
+    """A function of torch without its first check, which would call the mode again."""
+    names = {**func.__globals__, "has_torch_function": _never}
+    made = types.FunctionType(
+        func.__code__, names, func.__name__, func.__defaults__, func.__closure__
+    )
+    made.__kwdefaults__ = func.__kwdefaults__
+    return made
+
+
+def _hooks_on_saved_tensors() -> Any:
+    """The innermost function that packs tensors which autograd saves; None if there is none."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return None if hooks is None else hooks[0]
+
+
+def _are_of_checkpoint(pack: Any) -> bool:
+    return getattr(pack, "__module__", None) == "torch.utils.checkpoint"
+
+
+def _remove_mode(mode: TorchFunctionMode) -> None:
+    """Take a mode off torch's stack, wherever it is, as often as it is there."""
+    kept = [_pop_mode() for _ in range(_len_torch_function_stack())]
+    for other in reversed(kept):
+        if other is not mode:
+            _push_mode(other)

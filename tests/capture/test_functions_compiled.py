@@ -1,0 +1,74 @@
+"""Weights that functions multiply with, where torch.compile runs: seen in eager parts only."""
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gomuon import GeometryWarning, GoMuon
+
+
+class Parts(nn.Module):
+    """A layer, and a product outside of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(6, 6) / 3)
+        self.layer, self.head = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(F.linear(x, self.weight).tanh()).tanh())
+
+
+class Outer(nn.Module):
+    """An eager model with a compiled part, and a product of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Parts()
+        self.weight = nn.Parameter(torch.randn(6, 6) / 3)
+        self.compiled = torch.compile(self.part, backend="eager")
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.compiled(F.linear(x, self.weight).tanh())
+
+
+@pytest.fixture(autouse=True)
+def _fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def steps(model: nn.Module, run: nn.Module, count: int = 5) -> tuple[GoMuon, list[str]]:
+    optimizer = GoMuon(model, routes={"*weight": "matrix"}, refresh_every=2, stagger=False)
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        for step in range(count):
+            x = torch.randn(8, 6, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            run(x).square().mean().backward()
+            optimizer.step()
+    return optimizer, [str(w.message) for w in given if w.category is GeometryWarning]
+
+
+def test_a_compiled_model_trains_and_says_what_was_not_seen() -> None:
+    model = Parts()
+    optimizer, messages = steps(model, torch.compile(model, backend="eager"))  # type: ignore[arg-type]
+    assert len(messages) == 1
+    assert "nothing was captured for 'weight'" in messages[0]
+    assert "only in a graph of torch.compile" in messages[0]
+    assert "left_map" in optimizer.state[model.layer.weight]
+    assert "left_map" not in optimizer.state[model.weight]
+
+
+def test_eager_parts_around_a_compiled_one_are_captured() -> None:
+    model = Outer()
+    optimizer, messages = steps(model, model)
+    assert "left_map" in optimizer.state[model.weight]
+    assert "left_map" in optimizer.state[model.part.layer.weight]
+    assert ["'part.weight'" in message for message in messages] == [True]
