@@ -77,7 +77,7 @@ def messages(place: Place, up_to: int) -> list[Tensor]:
     """Three sums of two owners in two turns; what this rank owns of them."""
     ranks = Ranks(None, torch.device("cpu"))
     slots = [
-        Slot([], "inputs", index % 2, shape, torch.float32, None, torch.bfloat16)
+        Slot([], "inputs", index % 2, shape, torch.float32, None, sent_as=torch.bfloat16)
         for index, shape in enumerate(SHAPES)
     ]
     totals: dict[int, Tensor] = {}

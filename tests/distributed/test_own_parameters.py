@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
+    ParallelStyle,
     RowwiseParallel,
     parallelize_module,
 )
@@ -308,18 +309,14 @@ def failing(place: Place) -> list[str]:
     def fail(*_: Any) -> None:
         raise ArithmeticError("afterwards")
 
-    if place.rank == 1:
-        optimizer._step.recipe.geometry.__class__.after, kept_after = (  # type: ignore[method-assign]
-            fail,
-            optimizer._step.recipe.geometry.__class__.after,
-        )
-        optimizer._step.recipe.geometry.__class__.acts_after = True  # type: ignore[misc]
-    with pytest.raises((ArithmeticError, RankError)) as second:
-        optimizer.step()
+    geometry = type(optimizer._step.recipe.geometry)
+    with pytest.MonkeyPatch.context() as patch:
+        if place.rank == 1:
+            patch.setattr(geometry, "after", fail)
+            patch.setattr(geometry, "acts_after", True)
+        with pytest.raises((ArithmeticError, RankError)) as second:
+            optimizer.step()
     assert_alike([before, weights(inner)])
-    if place.rank == 1:
-        optimizer._step.recipe.geometry.__class__.after = kept_after  # type: ignore[method-assign]
-        optimizer._step.recipe.geometry.__class__.acts_after = False  # type: ignore[misc]
     optimizer.step()
     assert distance(before, weights(inner)) > 0
     return [str(first.value), f"{type(second.value).__name__}: {second.value}"]
@@ -373,7 +370,7 @@ def refusals(place: Place) -> dict[str, str]:
 
     def divided() -> None:
         """A weight of which torch itself knows who has it."""
-        plan = {"before": ColwiseParallel(output_layouts=Replicate())}
+        plan: dict[str, ParallelStyle] = {"before": ColwiseParallel(output_layouts=Replicate())}
         model = parallelize_module(Mixture(), init_device_mesh("cpu", (place.size,)), plan)
         GoMuon(model, specs={"before.*": LayerSpec(ranks="own")})
 

@@ -44,7 +44,7 @@ def train_alone(model: nn.Module, method: str, steps: int, *, compiled: bool = F
     In a compiled forward pass no hook may be placed, so they take turns after the first step.
     """
     kind = METHODS[method]
-    turns = {"stagger": True} if "stagger" in kind.recipe.settings else {}
+    turns: dict[str, Any] = {"stagger": True} if "stagger" in kind.recipe.settings else {}
     optimizer = kind(model, **({} if compiled else turns))
     train(model, optimizer, range(1))
     for group in optimizer.param_groups:
@@ -150,7 +150,7 @@ def test_layers_take_turns_as_soon_as_the_wrapper_is_known(
     """Known from the start, or in the first forward pass, also of a run that goes on."""
     table = GoMuon(transformer(layers=2)).routing_table()
     every = {row.name for row in table.treated("matrix")}
-    settings = {"wrapped_first": wrapped_first, "begin": begin}
+    settings: dict[str, Any] = {"wrapped_first": wrapped_first, "begin": begin}
     one, other = launch(2, turns_taken, tmp_path, **settings)
     turns = [a | b for a, b in zip(one, other, strict=True)]
     assert turns[:4] == turns[4:]
