@@ -459,17 +459,19 @@ def test_a_forward_pass_that_raises_leaves_no_mode_behind() -> None:
     assert all(s.inputs is not None for s in found.values())
 
 
-def test_evaluation_passes_are_not_captured() -> None:
+def test_capture_follows_gradients_and_not_the_mode_of_the_model() -> None:
     model = Deep()
     optimizer = GoMuon(model, routes={"*weight": "matrix"})
     x = inputs(4, 3, 6)
     with torch.no_grad():
         model(x)
-    model.eval()
-    model(x).sum().backward()
-    model.train()
     found = optimizer._capture.collect(ranks=1)[0]
     assert all(s.inputs is None and s.gradients is None for s in found.values())
+    model.eval()
+    model(x).sum().backward()
+    found = optimizer._capture.collect(ranks=1)[0]
+    assert found
+    assert all(s.inputs is not None and s.gradients is not None for s in found.values())
 
 
 def test_a_mask_leaves_rows_out() -> None:

@@ -45,7 +45,7 @@ class FunctionWatch:
     Attributes:
         open: whether anything is captured in this step.
         entered: how often the function mode was entered.
-        seen: whether modules ran in training mode in this step.
+        seen: whether modules ran with gradients in this step.
     """
 
     def __init__(self, shared: SharedInputs) -> None:
@@ -112,7 +112,7 @@ class FunctionWatch:
         running = self._running
         if is_exported() or not (running.modules or torch.is_grad_enabled()):
             return
-        self.seen |= module.training
+        self.seen |= torch.is_grad_enabled()
         if not running.modules:
             self.entered += 1
             _push_mode(self._mode)
@@ -166,7 +166,7 @@ class FunctionWatch:
             return f"its product cannot be captured: {watched.problem}"
         if not self.seen:
             return (
-                "the modules around it did not run in training mode, or only in a graph of "
+                "the modules around it did not run with gradients, or only in a graph of "
                 "torch.compile, where products outside of linear layers are not seen"
             )
         return "no product with it was seen; an operation may multiply with it inside of itself"
@@ -212,9 +212,7 @@ class FunctionWatch:
     def _is_captured(self, result: Any) -> bool:
         if not (isinstance(result, Tensor) and torch.is_grad_enabled() and result.requires_grad):
             return False
-        if not self.is_inside or torch._C._are_functorch_transforms_active():
-            return False
-        return bool(self._running.modules[-1][0].training)
+        return self.is_inside and not torch._C._are_functorch_transforms_active()
 
     def _tapped(
         self,
