@@ -143,9 +143,6 @@ class MatrixOptimizer(torch.optim.Optimizer):
         layout.wide = wide_entries(recipe.geometry.entries)
         self._reports = Reports()
         self._teams = TeamFinder(process_group, layout, recipe.geometry, defaults)
-        # Weak: a hook on the model must not keep its optimizer alive.
-        found = weakref.WeakMethod(self._take_turns)
-        self._teams.wrapper.on_found = lambda: _call(found)
         sides, observes = recipe.geometry.captured_sides, recipe.clock.observes
         self._capture = ModelCapture(layout, sides, observes, self._teams.staggers)
         check_finite = defaults["nonfinite"] != "allow"
@@ -283,11 +280,6 @@ class MatrixOptimizer(torch.optim.Optimizer):
         """Open the hooks if the next step refreshes. Called before its forward pass."""
         for index in self._capture.gate(self.param_groups):
             self._step.participants.pop(index, None)  # phases may have changed
-
-    def _take_turns(self) -> None:
-        """A wrapper was found in a forward pass: layers may take turns from this step on."""
-        if not self._capture.was_called:  # otherwise from the next step on
-            self._gate()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients, and the statistics that came with them."""

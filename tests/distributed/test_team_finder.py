@@ -38,17 +38,12 @@ METHODS: dict[str, type[MatrixOptimizer]] = {"GoMuon": GoMuon, "Muon": Muon, "KF
 ALONE = "each rank trains alone"
 
 
-def train_alone(model: nn.Module, method: str, steps: int, *, compiled: bool = False) -> None:
-    """As ranks do that find their wrapper in the first forward pass: they take turns.
-
-    In a compiled forward pass no hook may be placed, so they take turns after the first step.
-    """
-    kind = METHODS[method]
-    turns: dict[str, Any] = {"stagger": True} if "stagger" in kind.recipe.settings else {}
-    optimizer = kind(model, **({} if compiled else turns))
+def train_alone(model: nn.Module, optimizer: MatrixOptimizer, steps: int) -> None:
+    """As ranks do whose wrapper is found in the first forward pass: they take turns afterwards."""
     train(model, optimizer, range(1))
     for group in optimizer.param_groups:
-        group.update(turns)
+        if "stagger" in group:
+            group["stagger"] = True
     optimizer.load_state_dict(optimizer.state_dict())  # places the hooks by the new setting
     train(model, optimizer, range(1, steps))
 
@@ -120,8 +115,8 @@ def test_bare_parameters_take_equal_steps_without_a_message(tmp_path: Path) -> N
 # ---- wrapped, at any time ------------------------------------------------------------------------
 
 
-def turns_taken(place: Place, wrapped_first: bool, begin: int) -> list[set[str]]:
-    """This rank's layers that each step refreshes; with `begin`, after loading a checkpoint."""
+def turns_taken(place: Place, wrapped_first: bool) -> list[set[str]]:
+    """The layers that are captured in each step."""
     model = transformer(layers=2)
     if wrapped_first:
         outer = DistributedDataParallel(model)
@@ -129,34 +124,29 @@ def turns_taken(place: Place, wrapped_first: bool, begin: int) -> list[set[str]]
     else:
         optimizer = GoMuon(model)
         outer = DistributedDataParallel(model)
-    if begin:
-        before = transformer(layers=2)
-        other = GoMuon(before)
-        train(DistributedDataParallel(before), other, range(begin), place)
-        optimizer.load_state_dict(other.consolidated_state_dict())
-    refreshed = []
-    for step in range(begin, begin + 8):
+    names: dict[torch.Tensor, str] = {p: name for name, p in model.named_parameters()}
+    captured = []
+    for step in range(9):
+        captured.append({names[p] for p in optimizer._capture.groups[0].shapes()})
         train(outer, optimizer, range(step, step + 1), place)
-        seen = {name: optimizer.state[p].get("left_seen") for name, p in model.named_parameters()}
-        refreshed.append({name for name, last in seen.items() if last == step})
-    return refreshed
+    return captured
 
 
-@pytest.mark.parametrize("begin", [0, 5])
 @pytest.mark.parametrize("wrapped_first", [True, False])
 def test_layers_take_turns_as_soon_as_the_wrapper_is_known(
-    wrapped_first: bool, begin: int, tmp_path: Path
+    wrapped_first: bool, tmp_path: Path
 ) -> None:
-    """Known from the start, or in the first forward pass, also of a run that goes on."""
-    table = GoMuon(transformer(layers=2)).routing_table()
+    """Known from the start, or after the first step, in which then all layers refresh."""
+    model = transformer(layers=2)
+    table = GoMuon(model).routing_table()
     every = {row.name for row in table.treated("matrix")}
-    settings: dict[str, Any] = {"wrapped_first": wrapped_first, "begin": begin}
-    one, other = launch(2, turns_taken, tmp_path, **settings)
-    turns = [a | b for a, b in zip(one, other, strict=True)]
-    assert turns[:4] == turns[4:]
-    assert set.union(*turns[:4]) == every
-    assert sum(map(len, turns[:4])) == len(every), "each layer once in K steps"
-    assert all(0 < len(names) < len(every) for names in turns)
+    one, other = launch(2, turns_taken, tmp_path, wrapped_first=wrapped_first)
+    assert one == other
+    assert (one[0] == every) != wrapped_first
+    assert one[1:5] == one[5:9]
+    assert set.union(*one[1:5]) == every
+    assert sum(map(len, one[1:5])) == len(every), "each layer once in K steps"
+    assert all(0 < len(names) < len(every) for names in one[1:5])
 
 
 class Holder(nn.Module):
@@ -215,7 +205,7 @@ def test_a_wrapper_is_found(way: str, method: str, tmp_path: Path) -> None:
     answers = launch(2, wrapped_later, tmp_path, way=way, method=method)
     assert_alike([trained for trained, _, _ in answers])
     model = transformer(layers=2)
-    train_alone(model, method, 6, compiled="compiled" in way)
+    train_alone(model, METHODS[method](model), 6)
     for trained, owners, breaks in answers:
         assert owners == {0, 1}
         assert distance(trained, weights(model)) < 1e-9
@@ -258,7 +248,7 @@ def test_the_group_is_the_wrappers(tmp_path: Path) -> None:
     answers = launch(4, pairs, tmp_path)
     for pair in range(2):
         model = transformer(seed=pair, layers=1)
-        train_alone(model, "GoMuon", 4)
+        train_alone(model, GoMuon(model), 4)
         assert_alike(answers[2 * pair : 2 * pair + 2])
         assert distance(answers[2 * pair], weights(model)) < 1e-9
 

@@ -241,7 +241,6 @@ class WrapperHook(PlacedHook):
         super().__init__()
         self.found = False
         self.process_group: Any = None  # the wrapper's; None is the default group
-        self.on_found: Callable[[], None] | None = None  # called in the pass that finds a wrapper
         self._wrapper: weakref.ref[DistributedDataParallel] | None = None
 
     def watch(self, model: nn.Module) -> None:
@@ -258,10 +257,7 @@ class WrapperHook(PlacedHook):
             self.handles.append(module.register_forward_pre_hook(self))
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling():  # nothing that changes may be read into the graph
-            self.find_wrapper()
-        elif not self.found and self.find_wrapper() and self.on_found is not None:
-            self.on_found()
+        self.find_wrapper()
 
     def find_wrapper(self) -> bool:
         """Whether a wrapper started this forward pass or an earlier one."""

@@ -204,11 +204,6 @@ class GroupCapture:
         watched = any(one.called for one in self._watched_of(parameters))
         return watched or any(hook.called for hook in self._hooks_of(parameters))
 
-    @property
-    def was_called(self) -> bool:
-        """Whether a forward pass of this step has used any layer."""
-        return self.were_called([*self._hooks])
-
     def have_arrived(self, parameters: Sequence[Tensor]) -> bool:
         """Whether the sums of all used layers of these parameters are here, and none is coming."""
         hooks, watched = self._hooks_of(parameters), self._watched_of(parameters)
@@ -393,11 +388,6 @@ class ModelCapture:
         self.groups[index].shared.deliveries.listener = self._listener
         self.groups[index].sent_as = _sent_as(group)
         self.groups[index].gate(partial(self._observes, group))
-
-    @property
-    def was_called(self) -> bool:
-        """Whether a forward pass of this step has used a captured layer."""
-        return any(capture.was_called for capture in self.groups)
 
     def captures(self, group: Group) -> bool:
         """Whether anything is captured for a group."""
