@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -308,18 +309,14 @@ def failing(place: Place) -> list[str]:
     def fail(*_: Any) -> None:
         raise ArithmeticError("afterwards")
 
-    if place.rank == 1:
-        optimizer._step.recipe.geometry.__class__.after, kept_after = (  # type: ignore[method-assign]
-            fail,
-            optimizer._step.recipe.geometry.__class__.after,
-        )
-        optimizer._step.recipe.geometry.__class__.acts_after = True  # type: ignore[misc]
-    with pytest.raises((ArithmeticError, RankError)) as second:
+    geometry = type(optimizer.recipe.geometry)
+    broken = {"after": fail, "acts_after": True} if place.rank == 1 else {"acts_after": False}
+    with (
+        mock.patch.multiple(geometry, **broken),
+        pytest.raises((ArithmeticError, RankError)) as second,
+    ):
         optimizer.step()
     assert_alike([before, weights(inner)])
-    if place.rank == 1:
-        optimizer._step.recipe.geometry.__class__.after = kept_after  # type: ignore[method-assign]
-        optimizer._step.recipe.geometry.__class__.acts_after = False  # type: ignore[misc]
     optimizer.step()
     assert distance(before, weights(inner)) > 0
     return [str(first.value), f"{type(second.value).__name__}: {second.value}"]
@@ -373,7 +370,7 @@ def refusals(place: Place) -> dict[str, str]:
 
     def divided() -> None:
         """A weight of which torch itself knows who has it."""
-        plan = {"before": ColwiseParallel(output_layouts=Replicate())}
+        plan: Any = {"before": ColwiseParallel(output_layouts=Replicate())}
         model = parallelize_module(Mixture(), init_device_mesh("cpu", (place.size,)), plan)
         GoMuon(model, specs={"before.*": LayerSpec(ranks="own")})
 

@@ -230,8 +230,9 @@ def test_only_refresh_steps_exchange_rows(
 def varied(place: Place, replicas: int) -> Weights:
     """Micro-batches of two sizes, recomputed activations and a mask."""
     replica = place.rank // (place.size // replicas)
-    model = divided(Net(), replicas)
-    model.recomputes = True
+    net = Net()
+    net.recomputes = True
+    model = divided(net, replicas)
     in_parts(model, GoMuon(model, tensor_parallel="exact", stagger=False), replicas, replica)
     return weights(model)
 
