@@ -244,6 +244,7 @@ class TeamFinder:
             ValueError: `work` or the process group does not fit how the parameters are sharded.
         """
         if self._found is None or (self.may_be_wrapped and self.wrapper.found):
+            self._found = None
             if is_distributed():
                 self._note_ignored()
                 self._found = self._new_team(groups)
