@@ -227,7 +227,8 @@ class TeamFinder:
             map(is_sharded, model.parameters())
         ):  # with fully_shard the team is known already
             self.wrapper.watch(model)
-        self._note_ignored(unwrapped(model))
+        if is_distributed():
+            self._note_ignored(unwrapped(model))
 
     def _note_ignored(self, model: nn.Module | None = None) -> None:
         """Note which parameters the wrapper ignores: they are this rank's own."""
@@ -243,8 +244,10 @@ class TeamFinder:
             ValueError: `work` or the process group does not fit how the parameters are sharded.
         """
         if self._found is None or (self.may_be_wrapped and self.wrapper.found):
-            self._note_ignored()
-            self._found = self._new_team(groups) if is_distributed() else None
+            self._found = None
+            if is_distributed():
+                self._note_ignored()
+                self._found = self._new_team(groups)
         team = ALONE if self._found is None else self._found
         changed = self._last is not None and team is not self._last
         self._last = team
