@@ -273,10 +273,11 @@ def test_auto_is_two_rows_for_each_input_of_a_block_and_at_least_256() -> None:
         optimizer.remove_hooks()
         return [found[layer.weight] for layer in layers]
 
-    assert used(rows="auto") == [256, 800, 600]
+    whole: dict[str, Any] = {"rows": "auto", "block_size": None}
+    assert used(**whole) == [256, 800, 600]
     assert used(rows="auto", **blocks) == [256, 256, 300]
-    assert used(rows="auto", max_side=350, long_sides="diagonal") == [256, 256, 600]
-    assert used(rows="auto", specs={"1.weight": LayerSpec(rows=7)}) == [256, 7, 600]
+    assert used(**whole, max_side=350, long_sides="diagonal") == [256, 256, 600]
+    assert used(**whole, specs={"1.weight": LayerSpec(rows=7)}) == [256, 7, 600]
     assert used() == used(rows=None) == used(preset="paper") == [1000, 1000, 1000]
 
 

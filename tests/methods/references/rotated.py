@@ -14,7 +14,7 @@ class Shampoo(Reference):
     def __init__(
         self,
         W: Tensor,
-        lr: float = 1e-2,
+        lr: float = 1e-3,
         *,
         momentum: float = 0.9,
         nesterov: bool = True,
