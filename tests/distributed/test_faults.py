@@ -105,7 +105,7 @@ def test_a_gradient_that_is_not_finite_on_one_rank(
 
 def bad_factor(place: Place) -> tuple[Weights, int]:
     """One rank's sum of output gradients is spoilt on the second refresh."""
-    model, optimizer = fresh(refresh_every=2)
+    model, optimizer = fresh(refresh_every=2, stagger=False)
     train(model, optimizer, range(2), place)
     optimizer.zero_grad()
     spoilt = []

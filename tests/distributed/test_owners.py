@@ -42,16 +42,18 @@ def costs(place: Place) -> dict[str, tuple[float, int]]:
     """Seconds and FLOPs of this rank's steps over whole intervals, either way in turn."""
     models = {work: wrapped(model(), "ddp") for work in WAYS}
     optimizers = {
-        work: GoMuon(model, refresh_every=INTERVAL, work=work, stagger=True)
+        work: GoMuon(model, refresh_every=INTERVAL, work=work, stagger=True, block_size=None)
         for work, model in models.items()
     }
     seconds, flops = dict.fromkeys(WAYS, 0.0), dict.fromkeys(WAYS, 0)
-    for step in range((1 + MEASURED) * INTERVAL):
+    for step in range((2 + MEASURED) * INTERVAL):
         for work, optimizer in optimizers.items():
             backward(models[work], optimizer, step)
             torch.distributed.barrier()
             begin = time.perf_counter()
-            if step < INTERVAL:
+            if step < INTERVAL:  # every layer has had its turn afterwards
+                optimizer.step()
+            elif step < 2 * INTERVAL:
                 flops[work] += flops_of(optimizer)
             else:
                 optimizer.step()

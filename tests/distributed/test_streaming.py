@@ -28,6 +28,7 @@ from tests.distributed.worlds import Weights, assert_alike, distance, weights, w
 # ---- memory --------------------------------------------------------------------------------------
 
 WIDTH, LAYERS = 384, 24
+WHOLE: dict[str, Any] = {"block_size": None}
 UNIT = 2 * WIDTH * WIDTH * 4  # Σxxᵀ and Σδδᵀ of one layer, float32
 
 
@@ -93,7 +94,7 @@ def held(optimizer: MatrixOptimizer) -> int:
 def peaks(place: Place, kind: str, streams: bool) -> list[tuple[int, int]]:
     """The most bytes of sums, without and with messages on their way, in two refresh steps."""
     model = wrapped(Deep(), kind)
-    optimizer = GoMuon(model, refresh_every=1)
+    optimizer = GoMuon(model, refresh_every=1, **WHOLE)
     messages = stream_of(optimizer)
     WATCHED[:] = [messages]
     if not streams:
@@ -129,7 +130,9 @@ def all_peaks(place: Place) -> dict[tuple[str, bool], list[tuple[int, int]]]:
 
 def test_a_rank_holds_the_sums_of_two_units_and_not_of_all(tmp_path: Path) -> None:
     about = PlannedModel("deep", Deep(), 8, 1.0, None, 1.0)
-    planned = estimate_cost("go-muon", about, RankLayout(Mesh(replicas=2)), {"refresh_every": 1})
+    planned = estimate_cost(
+        "go-muon", about, RankLayout(Mesh(replicas=2)), {"refresh_every": 1, **WHOLE}
+    )
     assert planned.moments == LAYERS * UNIT
     for rank, answer in enumerate(launch(2, all_peaks, tmp_path)):
         for kind in ("ddp", "fsdp"):
@@ -143,7 +146,7 @@ def test_a_rank_holds_the_sums_of_two_units_and_not_of_all(tmp_path: Path) -> No
 def peaks_in_turns(place: Place) -> list[int]:
     """The most bytes of sums in each step: captured, on their way, and received as an owner."""
     model = wrapped(Deep(), "ddp")
-    optimizer = GoMuon(model)
+    optimizer = GoMuon(model, **WHOLE)
     messages = stream_of(optimizer)
     WATCHED[:] = [messages]
     most = [0]
@@ -170,8 +173,8 @@ def peaks_in_turns(place: Place) -> list[int]:
 def test_in_turns_a_rank_also_receives_fewer_sums(tmp_path: Path) -> None:
     about = PlannedModel("deep", Deep(), 8, 1.0, None, 1.0)
     ranks = RankLayout(Mesh(replicas=2))
-    planned = estimate_cost("go-muon", about, ranks, {})
-    together = estimate_cost("go-muon", about, ranks, {"stagger": False})
+    planned = estimate_cost("go-muon", about, ranks, WHOLE)
+    together = estimate_cost("go-muon", about, ranks, {"stagger": False, **WHOLE})
     assert planned.held < together.held / 2
     for answer in launch(2, peaks_in_turns, tmp_path):
         for step, most in enumerate(answer):

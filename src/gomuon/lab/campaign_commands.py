@@ -70,8 +70,8 @@ def race(
             rates and momenta come from it unless given here.
         seeds: Such as 0,1,2 or 0-2; all optimizers run on every seed. Default: 0; with a selection
             the first seed that it did not use.
-        steps: Updates per run. Default: the task's own number; with fewer, results are labelled
-            "quick".
+        steps: Updates per run. Default: the task's own number; with fewer than half of it, results
+            are labelled "quick".
         adamw_lr: Peak rate of embeddings, norms and vectors. Default: 1e-2 for grokking, else 3e-3.
         timing: At the end, measure the step times of all optimizers in turn.
         jobs: Runs at the same time. Default: one per core.

@@ -26,7 +26,12 @@ ADAMW_RATE = 3e-3
 ARITHMETIC: dict[str, Any] = {"polar": "svd", "rows": None}
 
 # Peak matrix rates of tasks for which the recipe's default is not suitable.
-RATES: dict[str, dict[str, float]] = {"grokking": {"muon": 0.16, ADAMW: 1e-2}}
+# The sweeps on the texts were declared around Shampoo's published rate.
+RATES: dict[str, dict[str, float]] = {
+    "grokking": {"muon": 0.16, ADAMW: 1e-2},
+    "ptb": {"shampoo": 1e-2},
+    "shakespeare": {"shampoo": 1e-2},
+}
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ def race_plan(
         settings=settings,
         timing=tuple(wanted) if timing else (),
         quick=Quick(steps=total, seeds=1),
-        label="quick" if total < tasks.DEFAULTS[task]["steps"] else "full",
+        label="quick" if 2 * total < tasks.DEFAULTS[task]["steps"] else "full",
     )
 
 

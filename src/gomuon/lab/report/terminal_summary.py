@@ -26,7 +26,7 @@ def print_summary(plan: Plan, runs: Sequence[Run], console: Console) -> None:
 
 
 def titled(plan: Plan) -> str:
-    """The plan's title, with a label if it has fewer updates than its task's own."""
+    """The plan's title, with a label if it is short."""
     return plan.title + (f" (QUICK: {plan.steps} updates)" if plan.label == "quick" else "")
 
 
