@@ -82,7 +82,8 @@ def refresh_turns(
     totals = [sum(column) or 1.0 for column in zip(*parts, strict=True)] or [1.0, 1.0]
     shares = [sum(part / total for part, total in zip(own, totals, strict=True)) for own in parts]
     turns = [0] * len(names)
-    chosen = assign([sum(shares[i] for i in unit) for unit in units], every)
+    costs = [sum(shares[i] for i in unit) for unit in units]
+    chosen = assign(costs, min(every, len(units)) or 1)  # as with all turns: empty ones come first
     for unit, turn in zip(units, chosen, strict=True):
         for index in unit:
             turns[index] = (turn + first) % every

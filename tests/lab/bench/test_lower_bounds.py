@@ -30,7 +30,7 @@ def runner(workload: Workload, method: str, **options: Any) -> Runner:
 
 def test_the_paper_s_model_is_counted_once() -> None:
     workload = workloads.find("paper", "full")
-    parts = lower_bounds.parts(workload, GoMuon(workload.make()))
+    parts = lower_bounds.parts(workload, GoMuon(workload.make(), block_size=None))
     # Three layers of q, k, v, o, gate, up, down; q, k, v share an input, gate and up another.
     roots = [(op.count, op.m) for op in parts["roots"] if isinstance(op, Decomposition)]
     assert sum(count for count, d in roots if d == 384) == 9

@@ -312,7 +312,7 @@ def test_an_automatic_number_of_rows_is_the_captures() -> None:
     recipe = GoMuon.recipe
     settings = {**recipe.defaults, "rows": "auto"}
     found = find_layers(model, recipe, settings, uses, routes=routes)
-    assert [layer.sampled_rows(1.0) for layer in found.layers] == [256, 600]
+    assert [layer.sampled_rows(1.0) for layer in found.layers] == [256, 300]  # 300 inputs as 2×150
     optimizer = GoMuon(model, routes=routes, rows="auto")
     model(x).square().sum().backward()
     statistics = optimizer._capture.groups[0].collect()

@@ -23,6 +23,8 @@ from gomuon.parameters.units import as_phase
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.work import Work, flops
 
+LISTED_STEPS = 1024
+
 
 @dataclass(frozen=True)
 class RankLayout:
@@ -58,7 +60,8 @@ class CostEstimate:
         sent_refresh: bytes sent on a refresh step.
         imbalance: largest amortised FLOPs of a rank, divided by the mean.
         owned: units and their owners, in the model's order; empty if work is replicated.
-        cycle: the steps whose number leaves 0, 1, … if divided by the length of the cycle.
+        cycle: the steps whose number leaves 0, 1, … if divided by the length of the cycle; of a
+            cycle of more than 1024 steps its first ones, and those that renew maps.
     """
 
     method: str
@@ -142,7 +145,8 @@ def estimate_cost(
         travels=2 if settings.get("sums_dtype") == "bfloat16" else wide,
     )
     phases = {turn: as_phase(turn, every) if staggered else 0.0 for turn in divided.turns}
-    due = [_due(recipe, settings, phases, step) for step in range(lcm(every, statistics_every))]
+    listed = _listed_steps(every, statistics_every, phases)
+    due = [_due(recipe, settings, phases, step) for step in listed]
     known = {both: costs.of(*both) for both in dict.fromkeys(due)}
     reuses = [step for step in known.values() if not step.refreshes]
     refreshes = [step for step in known.values() if step.refreshes]
@@ -194,6 +198,14 @@ def _staggers(settings: Mapping[str, Any], *, alone: bool) -> bool:
     """Whether layers take turns, as `TeamFinder.staggers` decides it."""
     given = settings.get("stagger", False)
     return not alone if given == "auto" else bool(given)
+
+
+def _listed_steps(every: int, statistics_every: int, phases: Mapping[int, float]) -> Sequence[int]:
+    """The steps of a cycle that are counted one by one."""
+    if (length := lcm(every, statistics_every)) <= LISTED_STEPS:
+        return range(length)
+    renewing = {int(phase * every) for phase in phases.values()}
+    return sorted({*range(LISTED_STEPS), *renewing})
 
 
 def _due(
