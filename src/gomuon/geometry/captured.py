@@ -425,7 +425,9 @@ def _may_have_rows(moment: Moment | None) -> bool:
 
     A count on an accelerator is not read here, because that would wait for it.
     """
-    return moment is not None and (moment.count.device.type != "cpu" or bool(moment.count.any()))
+    return moment is not None and (
+        moment.count.device.type != "cpu" or any(moment.count.flatten().tolist())
+    )
 
 
 def _counts(layers: Sequence[Layer], side: SideName) -> Tensor:
