@@ -73,15 +73,24 @@ FAST_TASKS = {
     "shakespeare": "Tiny Shakespeare",
     "gpt": "A GPT with LayerNorm",
 }
-FAST = tuple(
-    against_first(
-        f"fast-{task}",
-        f"{corpus}: exact Go-MUON against cheaper ones",
-        task,
-        FAST_ARMS,
-        seeds=(301, 302, 303, 304, 305),
+
+
+def on_tasks(
+    name: str,
+    title: str,
+    arms: Mapping[str, tuple[str, dict[str, Any]]],
+    seeds: tuple[int, ...],
+    tasks: Mapping[str, str] = FAST_TASKS,
+) -> tuple[Plan, ...]:
+    """The same arms on every task."""
+    return tuple(
+        against_first(f"{name}-{task}", f"{corpus}: {title}", task, arms, seeds)
+        for task, corpus in tasks.items()
     )
-    for task, corpus in FAST_TASKS.items()
+
+
+FAST = on_tasks(
+    "fast", "exact Go-MUON against cheaper ones", FAST_ARMS, seeds=(301, 302, 303, 304, 305)
 )
 
 # What the campaigns above suggest, tried on fresh seeds: as many rows as a side asks for, and the
@@ -94,34 +103,27 @@ PRESET_ARMS: dict[str, tuple[str, dict[str, Any]]] = {
         {**AVERAGED, "rows": "auto", "refresh_every": 8, "block_size": 256},
     ),
 }
-PRESETS = tuple(
-    against_first(
-        f"preset-{task}",
-        f"{corpus}: exact Go-MUON against the fast preset",
-        task,
-        PRESET_ARMS,
-        seeds=(601, 602, 603, 604, 605),
-    )
-    for task, corpus in FAST_TASKS.items()
+PRESETS = on_tasks(
+    "preset",
+    "exact Go-MUON against the fast preset",
+    PRESET_ARMS,
+    seeds=(601, 602, 603, 604, 605),
 )
 
 # What blocks cost: factors of sides of 128 and 384 whole, and in blocks of half and of a quarter of
-# the width, as a side of 2048 or 4096 has them with the default of 1024.
+# the width, as a side of 512 or 1024 has them with the default of 256.
 BLOCK_ARMS: dict[str, tuple[str, dict[str, Any]]] = {
     "whole": ("whole factors, K = 4", {"polar": "fast", "block_size": None}),
     "half": ("blocks of 64, K = 4", {"polar": "fast", "block_size": 64}),
     "quarter": ("blocks of 32, K = 4", {"polar": "fast", "block_size": 32}),
 }
 BLOCK_TASKS = {task: FAST_TASKS[task] for task in ("ptb", "shakespeare")}
-BLOCKS = tuple(
-    against_first(
-        f"blocks-{task}",
-        f"{corpus}: Go-MUON with whole factors against factors in blocks",
-        task,
-        BLOCK_ARMS,
-        seeds=(701, 702, 703, 704, 705),
-    )
-    for task, corpus in BLOCK_TASKS.items()
+BLOCKS = on_tasks(
+    "blocks",
+    "Go-MUON with whole factors against factors in blocks",
+    BLOCK_ARMS,
+    seeds=(701, 702, 703, 704, 705),
+    tasks=BLOCK_TASKS,
 )
 
 # Who reaches tuned Muon's loss first, in seconds. Every method is in its cheapest form, at the rate
