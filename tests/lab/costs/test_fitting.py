@@ -180,9 +180,10 @@ def test_one_unit_does_not_limit_a_llama_any_more() -> None:
     """Gate and up were 3.2 mean loads together; apart, one is 1.6, as it is for Muon."""
     about = planned_model.published_model("llama-70b", None, "bfloat16")
     ranks = RankLayout(Mesh(8, 64))
-    own = estimate_cost("go-muon", about, ranks, given_settings())
+    blocks = {**given_settings(), "block_size": 1024}
+    own = estimate_cost("go-muon", about, ranks, blocks)
     muon = estimate_cost("muon", about, ranks, given_settings())
-    assert own.imbalance < 1.62
+    assert own.imbalance < 1.61
     assert own.imbalance == pytest.approx(muon.imbalance, rel=0.02)
     owners = {name: owner for unit, owner in own.owned for name in unit.names}
     for layer in range(80):
