@@ -21,7 +21,7 @@ from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.layout import MatrixParameter
 from gomuon.parameters.sharding import local
 from gomuon.parameters.stacks import Layer, Participants
-from gomuon.parameters.tensor_shards import add_up_gradient
+from gomuon.parameters.tensor_shards import add_up_gradients
 
 
 class Blocks:
@@ -47,9 +47,7 @@ class Blocks:
     def agree(
         self, check: LocalCheck, method: str, groups: Sequence[Group]
     ) -> tuple[str | None, Captured]:
-        for group in groups:
-            for parameter in group["params"]:
-                add_up_gradient(parameter)
+        add_up_gradients(groups)
         of_same = partial(self.same.agree, check, method, groups)
         fault, captured = self.agreement.before_step(of_same, method, groups)
         if fault is not None:

@@ -16,7 +16,7 @@ from gomuon.distributed.ranks import Ranks
 from gomuon.distributed.shards import RowRanges, shard_rows
 from gomuon.distributed.team import Captured, Group, LocalCheck
 from gomuon.parameters.sharding import is_sharded
-from gomuon.parameters.tensor_shards import TensorShard, add_up_gradient
+from gomuon.parameters.tensor_shards import TensorShard, add_up_gradients
 
 
 @dataclass(frozen=True)
@@ -142,9 +142,7 @@ class Wholes(Owners):
     def agree(
         self, check: LocalCheck, method: str, groups: Sequence[Group]
     ) -> tuple[str | None, Captured]:
-        for group in groups:
-            for parameter in group["params"]:
-                add_up_gradient(parameter)
+        add_up_gradients(groups)
         return super().agree(check, method, groups)
 
     def _find_row_ranges(self, tensor: Tensor) -> RowRanges:

@@ -5,7 +5,7 @@ inputs (row-parallel). `fully_shard` may cut the rows of these parts once more. 
 torch.distributed unless there are such parameters.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,6 +180,13 @@ def local_output(y: Tensor, dim: int | None) -> tuple[Tensor, Rewrap] | None:
         return whole
 
     return arrived(given.to_local(grad_placements=[gradient])), rewrap
+
+
+def add_up_gradients(groups: Sequence[Mapping[str, Any]]) -> None:
+    """Of all parameters, before ranks compare their gradients."""
+    for group in groups:
+        for parameter in group["params"]:
+            add_up_gradient(parameter)
 
 
 def add_up_gradient(parameter: Tensor) -> None:
