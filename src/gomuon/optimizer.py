@@ -16,15 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from gomuon.capture.fisher import sampled_label_loss
+from gomuon.capture.group import GroupCapture, remove_hooks
 from gomuon.capture.hooks import unwrapped
-from gomuon.capture.model import GroupCapture, ModelCapture, remove_hooks
+from gomuon.capture.model import ModelCapture
 from gomuon.checkpoints.allocation import allocate, drop_blank
 from gomuon.checkpoints.rebuilt_maps import rebuild_maps, without_rebuilt_maps
 from gomuon.checkpoints.store import Checkpoint, Store, shallow_copy
 from gomuon.distributed.block_state import side_by_side
 from gomuon.distributed.divided_state import GatheredState, drop_others_state, is_only_count
 from gomuon.distributed.ranks import check_group
-from gomuon.distributed.team import Captured, Team, TeamFinder, is_distributed
+from gomuon.distributed.team import Captured, Team
+from gomuon.distributed.team_finder import TeamFinder, is_distributed
 from gomuon.errors import NonFiniteGradientError, RankError, describe_exception, describe_value
 from gomuon.functional.linalg import full_precision
 from gomuon.parameters.described_groups import described_groups
@@ -36,7 +38,7 @@ from gomuon.parameters.routing import Routes, RoutingTable, check_trainable
 from gomuon.parameters.sharding import local_gradient
 from gomuon.parameters.shares import few_matrices
 from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, layer_specs, with_shard
-from gomuon.parameters.stacks import Participants
+from gomuon.parameters.stacking import Participants
 from gomuon.parameters.state import Cut, wide_entries
 from gomuon.parameters.tensor_shards import tensor_shards
 from gomuon.recipes.model_groups import groups_and_model, groups_of_model

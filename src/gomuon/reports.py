@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from gomuon.errors import GeometryWarning
-from gomuon.parameters.stacks import Layer
+from gomuon.parameters.layers import Layer
 
 
 class Reports:
@@ -23,10 +23,10 @@ class Reports:
             self._given.add(key or message)
             _warn(message)
 
-    def warn_if(self, message: str | None) -> None:
+    def warn_if(self, message: str | None, key: str = "") -> None:
         """Warn once, if there is a message."""
         if message is not None:
-            self.warn_once(message)
+            self.warn_once(message, key)
 
     def count_failures(self, layers: Iterable[Layer]) -> None:
         """Count results that could not be used, and warn once for each layer."""

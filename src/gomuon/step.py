@@ -19,9 +19,12 @@ from gomuon.functional.polar_factor import only_multiplies
 from gomuon.moments import Statistics
 from gomuon.parameters.gradient_faults import dense_gradients, unusable_gradients
 from gomuon.parameters.late_check import LateCheck
+from gomuon.parameters.layers import Layer, note_layers_on_error
 from gomuon.parameters.layout import Layout, State
-from gomuon.parameters.stacks import Layer, Participants, Stack, note_layers_on_error, stacked
+from gomuon.parameters.stacking import Participants, stacked
+from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.refresh_cost import costly_refresh
 from gomuon.recipes.stations import Pending, cautious
 from gomuon.reports import Reports
 from gomuon.threads.spreading import concurrently, cores_for_workers
@@ -214,6 +217,9 @@ class Step:
         renewed = [layer for layer in present.layers if clock.renews(group, layer.phase)]
         for layer in observed:
             layer.statistics = statistics.get(layer.parameter)
+        new = [layer for layer in renewed if not _GEOMETRY & layer.state.keys()]
+        if new:
+            self.reports.warn_if(costly_refresh(new, self.recipe.work, group), key="costly refresh")
         cores = cores_for_workers(sum(layer.parameter.numel() for layer in renewed))
         with cores, cores:  # twice, see `cores_for_workers`
             failed = geometry.refresh(observed, renewed, present.stacks, group)  # (27), (28), (29)

@@ -11,7 +11,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from gomuon import GoMuon
-from gomuon.capture.model import GroupCapture, captured_modules
+from gomuon.capture.group import GroupCapture
+from gomuon.capture.modules import captured_modules
 from gomuon.lab.bench.memory import peak_bytes
 from gomuon.moments import Statistics
 from gomuon.parameters.sampling import Sampling

@@ -5,7 +5,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gomuon.capture.model import GroupCapture, ModelCapture
+from gomuon.capture.group import GroupCapture
+from gomuon.capture.model import ModelCapture
 from gomuon.parameters.layout import Layout
 from tests.models import mlp
 

@@ -4,12 +4,13 @@ import pytest
 import torch
 from torch import nn
 
-from gomuon.distributed.team import ALONE, TeamFinder
+from gomuon.distributed.team import ALONE
+from gomuon.distributed.team_finder import TeamFinder
 from gomuon.geometry.base import Geometry
 from gomuon.moments import Moment, MomentShapes, Statistics
 from gomuon.parameters.layout import Layout, MatrixParameter
 from gomuon.parameters.specs import LayerSpec
-from gomuon.parameters.stacks import Participants
+from gomuon.parameters.stacking import Participants
 
 
 def one_owner(ranks: int) -> dict[torch.Tensor, int]:

@@ -12,9 +12,9 @@ from gomuon import GoMuon, LayerSpec, Muon
 from gomuon.functional import polar
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.experts import expert_weights
+from gomuon.parameters.layers import Layer
 from gomuon.parameters.routing import route
 from gomuon.parameters.specs import check_spec
-from gomuon.parameters.stacks import Layer
 
 METHODS = [
     kind

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from gomuon import GoMuon, KFACMuon, LayerSpec, Muon, Shampoo
 from gomuon.functional import polar
+from gomuon.parameters.layers import Layer
 from gomuon.parameters.specs import check_spec
-from gomuon.parameters.stacks import Layer
 from tests.models import language_loss, transformer
 
 SPECS = [

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from gomuon.lab.errors import unknown_name
 from gomuon.lab.experiments.cost_plans import BLOCK_TASKS, FAST_TASKS, SPEED_CORPORA
+from gomuon.lab.experiments.rate_plans import SENSITIVE_TASKS as SENSITIVE
+from gomuon.lab.experiments.routing_plans import QUESTIONS
 
 TASKS = {"ptb": "Penn Treebank", "shakespeare": "Tiny Shakespeare", "grokking": "modular addition"}
 
@@ -19,7 +21,8 @@ class ExpectedCampaign:
     task: str
 
 
-TITLES = {**TASKS, "gpt": "a GPT with LayerNorm"}
+TITLES = {**TASKS, "gpt": "a GPT with LayerNorm", "nanogpt": "nanoGPT's recipe"}
+TITLES |= dict.fromkeys(QUESTIONS, "digits")
 PAPER = ("ptb", "shakespeare", "grokking", "mapback", "lazy")
 ON_PTB = ("mapback", "lazy")
 CORPORA = ("ptb", "shakespeare")
@@ -38,6 +41,9 @@ CAMPAIGNS: dict[str, ExpectedCampaign] = {
         *(ExpectedCampaign(f"blocks-{task}", f"blocks-{task}", task) for task in BLOCK_TASKS),
         *(ExpectedCampaign(f"speed-{task}", f"speed-{task}", task) for task in SPEED_CORPORA),
         ExpectedCampaign("state-ptb", "state-ptb", "ptb"),
+        ExpectedCampaign("nanogpt", "nanogpt", "nanogpt"),
+        *(ExpectedCampaign(f"defaults-{task}", f"defaults-{task}", task) for task in SENSITIVE),
+        *(ExpectedCampaign(f"routing-{task}", f"routing-{task}", task) for task in QUESTIONS),
     )
 }
 

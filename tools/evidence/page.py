@@ -20,6 +20,8 @@ from tools.evidence.sections import (
     method_comparison,
     open_questions,
     provenance,
+    rates,
+    routing,
     time_to_quality,
 )
 from tools.evidence.studies import Evidence
@@ -95,7 +97,8 @@ def markdown(evidence: Evidence, drawn: Sequence[str], pictures: str = "pictures
             parts += lazy_refresh.section(study)
     parts += ["## A fair comparison", *picture("comparison"), *method_comparison.section(evidence)]
     parts += ["## Time to quality", *time_to_quality.section(evidence)]
-    parts += ["## Open questions", *open_questions.section(evidence)]
+    parts += ["## Open questions", *open_questions.section(evidence), *rates.section(evidence)]
+    parts += routing.section(evidence)
     parts += ["## Interpretations", *interpretations.section()]
     parts += ["## Where every figure comes from", *provenance.section(evidence)]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -11,9 +11,11 @@ from typing import Any
 from gomuon.lab.experiments.selection import Selection
 from gomuon.lab.results.campaigns import ArmRuns, Campaign
 from gomuon.lab.results.runs import Run
+from gomuon.lab.results.statistics import loss_score
 from tools.evidence.thinned_curve import Curve
 
-TRAJECTORY = "geometric mean"  # the name of the measure beside those of the windows
+# The names of the measures beside those of the windows.
+TRAJECTORY, HELD_OUT = "geometric mean", "validation loss"
 
 
 @dataclass(frozen=True)
@@ -106,9 +108,12 @@ Evidence = Mapping[str, Study]
 
 
 def recorded_loss(run: Run, measure: str) -> float:
-    """A window's mean loss or the geometric mean of all windows; NaN if the run diverged."""
+    """A window's mean, that of all windows, or the loss on held-out text; NaN if it diverged."""
     result = run.result or {}
-    value = result.get("geometric_mean") if measure == TRAJECTORY else result["windows"][measure]
+    if measure in (TRAJECTORY, HELD_OUT):
+        value = loss_score(result) if measure == HELD_OUT else result.get("geometric_mean")
+    else:
+        value = result["windows"][measure]
     return math.nan if value is None else float(value)
 
 
@@ -145,5 +150,5 @@ def score(run: Run) -> float | None:
     if run.config.task == "grokking":
         # A run that never groks counts as one update more than it made.
         return float(recorded_grok_step(run) or run.config.steps + 1)
-    value = result["geometric_mean"]
+    value = loss_score(result)
     return None if value is None or not math.isfinite(value) else float(value)

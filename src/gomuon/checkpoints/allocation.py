@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gomuon.moments import Statistics
-from gomuon.parameters.stacks import Participants
+from gomuon.parameters.stacking import Participants
 from gomuon.parameters.state import COUNT, is_blank
 from gomuon.step import Step
 

@@ -16,8 +16,8 @@ from torch import Tensor
 from gomuon.functional.linalg import full_precision
 from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.keeping import Keeping
+from gomuon.parameters.layers import Layer
 from gomuon.parameters.layout import Layout
-from gomuon.parameters.stacks import Layer
 from gomuon.parameters.state import is_blank
 from gomuon.recipes.recipe import Recipe
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from gomuon.distributed.shards import RowRanges
+from gomuon.parameters.layers import Layer
 from gomuon.parameters.sharding import is_sharded
-from gomuon.parameters.stacks import Layer
 
 
 @dataclass(eq=False)

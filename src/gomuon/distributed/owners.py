@@ -34,10 +34,11 @@ from gomuon.functional.linalg import working_dtype
 from gomuon.geometry.base import Geometry
 from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.groups import is_matrix, named
+from gomuon.parameters.layers import Layer
 from gomuon.parameters.layout import Layout, MatrixParameter
 from gomuon.parameters.sharding import local, local_gradient
 from gomuon.parameters.side_forms import captured_maps
-from gomuon.parameters.stacks import Layer, Participants
+from gomuon.parameters.stacking import Participants
 from gomuon.parameters.state import COUNT, keep_only_count
 from gomuon.parameters.tensor_shards import TensorShard
 

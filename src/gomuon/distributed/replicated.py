@@ -15,7 +15,8 @@ from gomuon.distributed.sums import slots_of, statistics_of, sum_everywhere
 from gomuon.distributed.team import Alone, Captured, Group, LocalCheck
 from gomuon.errors import RankError
 from gomuon.moments import MomentShapes, Statistics
-from gomuon.parameters.stacks import Layer, Participants, note_layers_on_error
+from gomuon.parameters.layers import Layer, note_layers_on_error
+from gomuon.parameters.stacking import Participants
 
 
 class Replicated(Alone):

@@ -17,7 +17,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from gomuon.capture.model import GroupCapture, ModelCapture
+from gomuon.capture.group import GroupCapture
+from gomuon.capture.model import ModelCapture
 from gomuon.distributed.messages import explained_failure, size_of
 from gomuon.distributed.narrow_sums import NarrowMessage, collected, owner_adds
 from gomuon.distributed.ranks import Ranks, checksum

@@ -18,9 +18,10 @@ from gomuon.distributed.agreement import Agreement
 from gomuon.distributed.ranks import WEIGHTS_MAY_DIFFER, Ranks
 from gomuon.distributed.team import Captured, ChooseOwners, Group, LocalCheck, Team
 from gomuon.moments import MomentShapes, Statistics
+from gomuon.parameters.layers import Layer
 from gomuon.parameters.layout import MatrixParameter
 from gomuon.parameters.sharding import local
-from gomuon.parameters.stacks import Layer, Participants
+from gomuon.parameters.stacking import Participants
 from gomuon.parameters.tensor_shards import add_up_gradients
 
 

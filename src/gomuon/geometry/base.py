@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from gomuon.parameters.stacks import Layer, Stack
+from gomuon.parameters.layers import Layer
+from gomuon.parameters.stacks import Stack
 from gomuon.parameters.state import Entries
 
 Group = Mapping[str, Any]

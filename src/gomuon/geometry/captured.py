@@ -23,8 +23,10 @@ from gomuon.functional.factors import (
 from gomuon.functional.linalg import finite_factors, identity_like, is_diagonal, trace_mean
 from gomuon.geometry.base import Geometry, Group
 from gomuon.moments import Moment, stacked_counts
+from gomuon.parameters.layers import Layer
 from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
-from gomuon.parameters.stacks import Layer, Stack, group_by_key
+from gomuon.parameters.stacking import group_by_key
+from gomuon.parameters.stacks import Stack
 from gomuon.parameters.state import Count, EachCount, Entries, both_sides
 
 SideName = Literal["left", "right"]

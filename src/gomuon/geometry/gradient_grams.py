@@ -10,7 +10,8 @@ from torch import Tensor
 
 from gomuon.functional.factors import Root, RootBatch, take_roots
 from gomuon.geometry.base import Geometry, Group
-from gomuon.parameters.stacks import Layer, Stack
+from gomuon.parameters.layers import Layer
+from gomuon.parameters.stacks import Stack
 from gomuon.parameters.state import Count, Entries, both_sides
 
 Prepared = Callable[[Tensor], Tensor]

@@ -15,8 +15,9 @@ from gomuon.functional.oracle import preconditioned
 from gomuon.functional.orthonormal import FIRST_STEPS, LATER_STEPS, eigenbasis
 from gomuon.geometry.captured import CapturedMoments, map_batches
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.layers import Layer
 from gomuon.parameters.side_forms import LEFT, RIGHT
-from gomuon.parameters.stacks import Layer, Stack
+from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (

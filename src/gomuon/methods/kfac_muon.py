@@ -10,7 +10,8 @@ from gomuon.functional.factors import Root, RootBatch
 from gomuon.functional.linalg import identity_like
 from gomuon.geometry.captured import CapturedMoments, as_map, store_shared
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Layer, Stack
+from gomuon.parameters.layers import Layer
+from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (

@@ -10,7 +10,8 @@ from gomuon.functional.oracle import rank_of
 from gomuon.functional.polar_factor import polar
 from gomuon.geometry.base import Geometry
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Layer, Stack
+from gomuon.parameters.layers import Layer
+from gomuon.parameters.stacks import Stack
 from gomuon.parameters.state import Entries, both_sides
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register

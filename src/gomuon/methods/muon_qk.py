@@ -15,8 +15,10 @@ from gomuon.functional.linalg import identity_like
 from gomuon.geometry.base import Geometry
 from gomuon.geometry.captured import store_shared
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.layers import Layer
 from gomuon.parameters.specs import LayerSpec
-from gomuon.parameters.stacks import Layer, Stack, group_by_key
+from gomuon.parameters.stacking import group_by_key
+from gomuon.parameters.stacks import Stack
 from gomuon.parameters.state import Entries, Side
 from gomuon.recipes.recipe import ModelUse, Recipe
 from gomuon.recipes.registry import register

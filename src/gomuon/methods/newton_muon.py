@@ -12,7 +12,8 @@ from gomuon.functional.oracle import preconditioned
 from gomuon.functional.product_roots import product_root
 from gomuon.geometry.captured import CapturedMoments, map_batches
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Layer, Stack
+from gomuon.parameters.layers import Layer
+from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (

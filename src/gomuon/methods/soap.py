@@ -14,7 +14,8 @@ from gomuon.functional.oracle import preconditioned
 from gomuon.functional.orthonormal import FIRST_STEPS, eigenbasis, orthonormalised
 from gomuon.geometry.base import Geometry
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Layer, Stack
+from gomuon.parameters.layers import Layer
+from gomuon.parameters.stacks import Stack
 from gomuon.parameters.state import Entries, both_sides
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.keeping import Keeping, wait_for_copies
+from gomuon.parameters.layers import Layer, move_state_with
 from gomuon.parameters.recut import Recut
 from gomuon.parameters.routing import RoutingTable
 from gomuon.parameters.side_forms import SideForm, described
 from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, matrix_sides, with_settings
-from gomuon.parameters.stacks import Layer, move_state_with
 from gomuon.parameters.state import Cut
 from gomuon.parameters.tensor_shards import TensorShard
 from gomuon.parameters.tiling import NO_MATRIX

@@ -75,6 +75,25 @@ def test_no_two_questions_about_cost_share_a_seed() -> None:
     assert sum(map(len, seeds.values())) == len(set.union(*seeds.values())) == 25
 
 
+def test_nanogpt_gives_both_methods_the_same_rates_and_decay() -> None:
+    plan = catalogue.find("nanogpt")
+    assert len(plan.seeds) == 3
+    for control, candidate in plan.comparisons:
+        first, second = (next(a for a in plan.arms if a.name == n) for n in (control, candidate))
+        assert first.lr == second.lr
+        assert (first.optimizer, second.optimizer) == ("adamw", "go-muon")
+        own = {"lr_scale": "adamw", "polar": "auto"}
+        assert second.options == {**first.options, **own}
+
+
+def test_defaults_are_tried_alike_on_four_tasks() -> None:
+    plans = [plan for name, plan in catalogue.OPEN_QUESTIONS.items() if name.startswith("defaults")]
+    assert len({plan.task for plan in plans}) == len(plans) == 4
+    assert all(plan.arms == plans[0].arms and plan.seeds == plans[0].seeds for plan in plans)
+    tried = {(a.lr, a.options["momentum"]) for a in plans[0].arms if a.name.startswith("m")}
+    assert tried == {(rate, m) for rate in (0.02, 0.04, 0.08, 0.16) for m in (0.8, 0.95)}
+
+
 def test_blocks_are_of_half_and_a_quarter_of_the_width() -> None:
     for name in ("blocks-ptb", "blocks-shakespeare"):
         plan = catalogue.find(name)

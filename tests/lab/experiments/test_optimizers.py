@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers
@@ -58,3 +59,25 @@ def test_both_groups_follow_the_schedule() -> None:
     session = training.Session(addition(optimizer="go-muon", lr=0.08, adamw_lr=0.01, steps=60))
     session.update(25)
     assert [group["lr"] for group in session.optimizer.param_groups] == pytest.approx([0.04, 0.005])
+
+
+def test_adamws_decay_leaves_norms_and_biases_alone() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+    options = {"weight_decay": 0.1, "betas": [0.9, 0.99]}
+    optimizer = optimizers.build("adamw", model, 1e-3, 1e-3, dict(options))
+    decays = {
+        name: group["weight_decay"]
+        for name, parameter in model.named_parameters()
+        for group in optimizer.param_groups
+        if any(parameter is one for one in group["params"])
+    }
+    assert decays == {"0.weight": 0.1, "0.bias": 0.0, "1.weight": 0.0, "1.bias": 0.0}
+    assert all(tuple(group["betas"]) == (0.9, 0.99) for group in optimizer.param_groups)
+
+
+def test_adamws_scale_has_one_rate_and_one_decay_for_all_groups() -> None:
+    model = nn.Sequential(nn.Embedding(5, 4), nn.Linear(4, 4), nn.Linear(4, 5))
+    options = {"lr_scale": "adamw", "weight_decay": 0.1, "betas": [0.9, 0.99]}
+    optimizer = optimizers.build("go-muon", model, 2e-3, 7e-3, options)
+    assert {group["lr"] for group in optimizer.param_groups} == {2e-3}
+    assert {group.get("adamw_lr", 2e-3) for group in optimizer.param_groups} == {2e-3}

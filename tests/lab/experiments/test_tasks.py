@@ -10,7 +10,9 @@ from torch.nn import functional as F
 
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import schedules, tasks
-from gomuon.lab.experiments.tasks import CharacterTask, ModularAdditionTask
+from gomuon.lab.experiments.digits import DigitsTask
+from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.experiments.tasks import CharacterTask, ModularAdditionTask, NanoGPTTask
 from tests.lab.helpers.tiny_runs import TEXT, addition, characters, corpus_on_disk
 
 
@@ -44,6 +46,72 @@ def test_windows_never_run_past_the_text(data_dir: Path) -> None:
     assert task.offsets.max().item() + task.config.length < len(TEXT)
     with pytest.raises(LabError, match="too long"):
         CharacterTask(characters(length=len(TEXT)), data_dir)
+
+
+def nanogpt(**changes: object) -> RunConfig:
+    facts = {"task": "nanogpt", "evaluate_every": 4, **changes}
+    return characters(**facts)
+
+
+def test_nanogpt_holds_out_the_last_tenth_of_the_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_dir = corpus_on_disk(tmp_path, monkeypatch, name="shakespeare")
+    task = NanoGPTTask(nanogpt(), data_dir)
+    assert len(task.validation) == len(TEXT) // 10
+    assert torch.equal(torch.cat([task.train, task.validation]), task.corpus.tokens)
+    assert task.offsets.max().item() + task.config.length < len(task.train)
+    model = task.model()
+    assert [n for n, _ in model.named_parameters() if n.endswith("bias")] == []
+    assert task.evaluate(model, 3) == {}
+    found = task.evaluate(model, 4)
+    # Each symbol of the held-out text is predicted once, from those of its own window.
+    losses = []
+    for start in range(0, len(task.validation) - 8, 8):
+        window = task.validation[start : start + 9]
+        losses.append(F.cross_entropy(model(window[None, :-1])[0], window[1:]))
+    assert found == {"validation_loss": pytest.approx(torch.stack(losses).mean().item())}
+    assert task.evaluate(model, task.config.steps) != {}, "the last update is always evaluated"
+    with pytest.raises(LabError, match="held-out text has"):
+        NanoGPTTask(nanogpt(length=len(TEXT) // 10), data_dir)
+
+
+def test_nanogpts_residual_layers_start_smaller(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data_dir = corpus_on_disk(tmp_path, monkeypatch, name="shakespeare")
+    model = NanoGPTTask(nanogpt(width=64, hidden=64, layers=2), data_dir).model()
+    block = model.get_submodule("blocks.0")
+    ratio = block.down.weight.std() / block.up.weight.std()  # type: ignore[union-attr, operator]
+    assert ratio.item() == pytest.approx(0.5, rel=0.1), "1/√(2·2)"
+
+
+def test_nanogpts_schedule_warms_up_and_ends_at_a_tenth() -> None:
+    values = schedules.warmup_then_cosine(2000, warmup=100, floor=0.1)
+    assert len(values) == 2000
+    assert values[0] == pytest.approx(1 / 101)
+    assert values[100] == 1.0
+    assert values[1050] == pytest.approx(0.55)
+    assert values[-1] == pytest.approx(0.1, abs=1e-5)
+
+
+@pytest.mark.parametrize(("task", "layers"), [("digits-vit", 1), ("digits-conv", 2)])
+def test_digits_hold_out_every_fifth_picture(task: str, layers: int) -> None:
+    made = DigitsTask(characters(task=task, layers=layers, evaluate_every=5))
+    assert (len(made.train[1]), len(made.test[1])) == (1437, 360)
+    model, same = made.model(), made.model()
+    for one, other in zip(model.parameters(), same.parameters(), strict=True):
+        assert torch.equal(one, other)
+    pictures, labels = made.test
+    assert made.evaluate(model, 4) == {}
+    assert made.evaluate(model, 5) == {
+        "validation_loss": pytest.approx(F.cross_entropy(model(pictures), labels).item()),
+        "test_accuracy": (model(pictures).argmax(1) == labels).double().mean().item(),
+    }
+    loss, _ = made.loss(model, 2)
+    chosen = made.chosen[1]
+    expected = F.cross_entropy(model(made.train[0][chosen]), made.train[1][chosen])
+    assert loss.item() == pytest.approx(expected.item())
 
 
 def test_modular_split_is_disjoint_complete_and_rounded_down() -> None:

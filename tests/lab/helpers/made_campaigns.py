@@ -16,7 +16,7 @@ from typing import Any
 
 from gomuon.lab.experiments.catalogue import EXPERIMENTS
 from gomuon.lab.experiments.plan import Arm, Plan, Quick, adapt, run_name
-from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.experiments.run_config import HELD_OUT_TASKS, VALIDATION_LOSS, RunConfig
 
 # How much lower (or higher) than the others an optimizer's made loss is, and when it groks.
 LEVELS = {"go-muon": 0.992, "muon": 1.0, "halfspace": 1.02, "muon-qk": 1.02, "adamw": 1.08}
@@ -114,6 +114,8 @@ def losses(config: RunConfig) -> list[dict[str, Any]]:
         line: dict[str, Any] = {"step": step, "loss": level * clean + noise}
         if config.telemetry:
             line |= {"negative_source": 0, "negative_gradient": step // 400}  # they only grow
+        if config.task in HELD_OUT_TASKS and step == config.steps:
+            line[VALIDATION_LOSS] = level * 1.4 + noise
         lines.append(line)
     return lines
 

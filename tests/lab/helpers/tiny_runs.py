@@ -57,8 +57,10 @@ def addition_plan(arms: tuple[Arm, ...], seeds: tuple[int, ...] = (0,), **change
     return Plan(**facts | changes)
 
 
-def corpus_on_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = TEXT) -> Path:
-    """Put a made text where Penn Treebank is looked for; the data folder to pass on."""
+def corpus_on_disk(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = TEXT, name: str = "ptb"
+) -> Path:
+    """Put a made text where a corpus is looked for; the data folder to pass on."""
     content = text.encode()
     source = corpora.Source(
         title="A made text",
@@ -68,7 +70,7 @@ def corpus_on_disk(folder: Path, monkeypatch: pytest.MonkeyPatch, text: str = TE
         words="nowhere",
         urls=(),
     )
-    monkeypatch.setitem(corpora.CORPORA, "ptb", source)
+    monkeypatch.setitem(corpora.CORPORA, name, source)
     path = folder / source.path
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)

@@ -20,6 +20,8 @@ from gomuon.lab.experiments.cost_plans import (
     PRESET_ARMS,
     SPEED_RATES,
 )
+from gomuon.lab.experiments.rate_plans import DEFAULTS, NANOGPT_RATES
+from gomuon.lab.experiments.routing_plans import ROUTING
 from gomuon.lab.experiments.state_plans import STATE_ARMS, STATE_SEEDS
 from tests.tools.evidence.made_results import everything, small_plan, thin_campaign
 from tools.evidence import claims, paper_lookup, picture_data, picture_drawing
@@ -28,7 +30,7 @@ from tools.evidence.command import main
 from tools.evidence.estimates import estimate, excludes_zero, relative_pairs
 from tools.evidence.page import markdown
 from tools.evidence.results_folder import read_evidence
-from tools.evidence.sections import open_questions, time_to_quality
+from tools.evidence.sections import open_questions, rates, routing, time_to_quality
 from tools.evidence.sections.open_questions import is_free, over_all_tasks
 from tools.evidence.thinned_curve import Curve
 
@@ -535,3 +537,74 @@ def test_each_method_arrives_at_its_better_rate(whole: Path, page: str) -> None:
     rival = next(one for one in found if one.arm.optimizer != "go-muon")
     section = part(page, "Seconds to tuned Muon's loss")
     assert f"Go-MUON takes {own.time / rival.time:.2f} of the time" in section
+
+
+# ---- rates and routing ---------------------------------------------------------------------------
+
+
+def held_out_of(whole: Path, campaign: str, arm: str) -> list[float]:
+    seeds = OPEN_QUESTIONS[campaign].seeds
+    return [result(whole / campaign, f"{arm}-s{seed}")["validation_loss"] for seed in seeds]
+
+
+def test_adamws_best_rate_is_where_go_muon_is_judged(whole: Path, page: str) -> None:
+    section = part(page, "Does AdamW's rate carry over?")
+    means = {
+        rate: statistics.fmean(held_out_of(whole, "nanogpt", f"adamw-{rate:g}"))
+        for rate in NANOGPT_RATES
+    }
+    best = min(means, key=lambda rate: means[rate])
+    (row,) = rows_of(section, f"{best:g} (AdamW's best)")
+    ours = statistics.fmean(held_out_of(whole, "nanogpt", f"go-muon-{best:g}"))
+    assert row[1:3] == [f"{means[best]:.5f}", f"{ours:.5f}"]
+    assert f"At AdamW's best rate, {best:g}, Go-MUON is " in section
+
+
+def test_the_default_pair_has_the_lowest_mean_over_tasks(whole: Path, page: str) -> None:
+    section = part(page, "Which rate and momentum suit most tasks?")
+    totals = {}
+    for arm in (one for one in DEFAULTS[0].arms if one.name.startswith("m")):
+        shares = []
+        for plan in DEFAULTS:
+            key = {"grokking": "grok_step", "nanogpt": "validation_loss"}.get(
+                plan.task, "geometric_mean"
+            )
+            scores = {
+                name: statistics.fmean(
+                    result(whole / plan.experiment, f"{name}-s{seed}")[key] or plan.steps + 1
+                    for seed in plan.seeds
+                )
+                for name in (a.name for a in plan.arms if a.name.startswith("m"))
+            }
+            shares.append(scores[arm.name] / min(scores.values()))
+        totals[arm.title] = math.prod(shares) ** (1 / len(shares))
+    for title, total in totals.items():
+        (row,) = rows_of(section, title)
+        assert row[-1] == f"{100 * (total - 1):+.2f} %".replace("-", "−")
+    papers = totals["momentum 0.8, rate 0.08"]
+    best = min(totals, key=lambda title: totals[title])
+    assert ("stays" in section) == (1 - totals[best] / papers <= 0.01 or totals[best] == papers)
+
+
+def test_convolutions_leave_the_matrices_only_where_the_interval_says_so(
+    whole: Path, page: str
+) -> None:
+    section = part(page, "Depthwise convolutions and patch embeddings: matrices or AdamW?")
+    for plan in ROUTING:
+        best = {}
+        for treatment in ("matrix", "adamw"):
+            arms = [arm.name for arm in plan.arms if arm.name.startswith(treatment)]
+            losses = [held_out_of(whole, plan.experiment, arm) for arm in arms]
+            best[treatment] = min(losses, key=statistics.fmean)
+        pairs = relative_pairs(best["matrix"], best["adamw"])
+        leaves = pairs.mean < 0 and excludes_zero(pairs)
+        assert ("so they go to AdamW." if leaves else "so they stay matrices.") in section
+
+
+@pytest.mark.parametrize("module", [rates, routing])
+def test_of_rates_and_routing_nothing_is_said_before(module: Any) -> None:
+    said = "\n".join(module.section({}))
+    assert "not run yet" in said
+    assert "AdamW's best)" not in said
+    assert "The lowest mean has" not in said
+    assert "the loss is lower" not in said

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from gomuon.capture.hooks import CapturedModule
-from gomuon.capture.model import captured_modules
+from gomuon.capture.modules import captured_modules
 from gomuon.parameters.divided_rows import CapturedRows, DividedRows
+from gomuon.parameters.layers import Layer
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.routing import Routes, RoutingTable
 from gomuon.parameters.rows import ConvRows, Rows
@@ -23,7 +24,6 @@ from gomuon.parameters.specs import (
     row_limit,
     with_settings,
 )
-from gomuon.parameters.stacks import Layer
 from gomuon.recipes.model_groups import routed
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.work import Group, Matrices

@@ -9,6 +9,8 @@ from gomuon.lab.experiments import optimizers, published
 from gomuon.lab.experiments.cost_plans import BLOCKS, FAST, PRESETS, SPEED
 from gomuon.lab.experiments.loss_windows import PAPER_WINDOWS, windows_for
 from gomuon.lab.experiments.plan import PAIRED, TRAJECTORY, Arm, Plan, Quick
+from gomuon.lab.experiments.rate_plans import DEFAULTS, NANOGPT
+from gomuon.lab.experiments.routing_plans import ROUTING
 from gomuon.lab.experiments.selection import Selection
 from gomuon.lab.experiments.state_plans import STATE
 
@@ -251,7 +253,7 @@ OPEN_QUESTIONS: dict[str, Plan] = {
     plan.experiment: plan
     for plan in (
         *(ABLATIONS, ADAMW_RATE, *MUON_RATES, NULL_SPACE),
-        *(*FAST, *PRESETS, *BLOCKS, *SPEED, STATE),
+        *(*FAST, *PRESETS, *BLOCKS, *SPEED, STATE, NANOGPT, *DEFAULTS, *ROUTING),
     )
 }
 

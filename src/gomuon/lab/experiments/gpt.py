@@ -6,6 +6,8 @@ the null space; the paper's models have RMSNorm.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -14,19 +16,20 @@ from gomuon.lab.experiments.models import INITIAL_DEVIATION
 
 
 class GPTAttention(nn.Module):
-    """Causal self-attention; queries, keys and values come from one matrix."""
+    """Self-attention; queries, keys and values come from one matrix."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, *, biases: bool = True, causal: bool = True) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.causal = causal
+        self.qkv = nn.Linear(width, 3 * width, bias=biases)
+        self.out = nn.Linear(width, width, bias=biases)
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         parts = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads)
         q, k, v = parts.permute(2, 0, 3, 1, 4)
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
         return out
 
@@ -34,13 +37,15 @@ class GPTAttention(nn.Module):
 class GPTBlock(nn.Module):
     """Attention and MLP, each after a LayerNorm and with a residual connection."""
 
-    def __init__(self, width: int, heads: int, hidden: int) -> None:
+    def __init__(
+        self, width: int, heads: int, hidden: int, *, biases: bool = True, causal: bool = True
+    ) -> None:
         super().__init__()
-        self.attention_norm = nn.LayerNorm(width)
-        self.attention = GPTAttention(width, heads)
-        self.mlp_norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, hidden)
-        self.down = nn.Linear(hidden, width)
+        self.attention_norm = nn.LayerNorm(width, bias=biases)
+        self.attention = GPTAttention(width, heads, biases=biases, causal=causal)
+        self.mlp_norm = nn.LayerNorm(width, bias=biases)
+        self.up = nn.Linear(width, hidden, bias=biases)
+        self.down = nn.Linear(hidden, width, bias=biases)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x))
@@ -55,6 +60,9 @@ class LayerNormGPT(nn.Module):
         vocabulary: number of symbols.
         length: the largest number of positions.
         width, layers, heads, hidden: the shape of the blocks.
+        biases: whether linear layers and norms have biases.
+        scaled_residuals: whether the layers that end in the residual stream start smaller, by
+            √(2·layers), as in GPT-2.
         generator: for the initial parameters; default: torch's global one.
     """
 
@@ -67,6 +75,8 @@ class LayerNormGPT(nn.Module):
         layers: int = 3,
         heads: int = 4,
         hidden: int = 384,
+        biases: bool = True,
+        scaled_residuals: bool = False,
         generator: torch.Generator | None = None,
     ) -> None:
         super().__init__()
@@ -74,15 +84,20 @@ class LayerNormGPT(nn.Module):
             raise ValueError(f"width ({width}) must be a multiple of the heads ({heads})")
         self.embedding = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(length, width)
-        self.blocks = nn.ModuleList(GPTBlock(width, heads, hidden) for _ in range(layers))
-        self.final_norm = nn.LayerNorm(width)
+        self.blocks = nn.ModuleList(
+            GPTBlock(width, heads, hidden, biases=biases) for _ in range(layers)
+        )
+        self.final_norm = nn.LayerNorm(width, bias=biases)
         with torch.no_grad():
             for parameter in self.parameters():
                 if parameter.ndim == 2:
                     parameter.normal_(0.0, INITIAL_DEVIATION, generator=generator)
             for module in self.modules():
-                if isinstance(module, nn.Linear):
+                if isinstance(module, nn.Linear) and biases:
                     module.bias.zero_()
+                if isinstance(module, GPTBlock) and scaled_residuals:
+                    for last in (module.attention.out, module.down):
+                        last.weight.div_(math.sqrt(2 * layers))
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Tokens (batch, length) to logits (batch, length, vocabulary)."""

@@ -153,19 +153,34 @@ def build(
     entry = find(name)
     try:
         if entry is None:
-            return torch.optim.AdamW(
-                model.parameters(), lr=lr, **{"betas": ADAMW_BETAS, "weight_decay": 0.0, **options}
-            )
+            return _adamw(model, lr, {"betas": ADAMW_BETAS, "weight_decay": 0.0, **options})
         kind = METHODS[entry.method]
         known = entry.recipe.defaults
         named = {key: value for key, value in ARITHMETIC.items() if key in known}
         settings = {**named, **entry.options, **options}
         if entry.per_head:
             settings["specs"] = head_specs(entry.per_head, model)
-        adamw = {"lr": adamw_lr, "betas": ADAMW_BETAS, "weight_decay": 0.0}
+        betas = ADAMW_BETAS if "betas" in known else settings.pop("betas", ADAMW_BETAS)
+        adamw: dict[str, Any] = {"lr": adamw_lr, "betas": betas, "weight_decay": 0.0}
+        if settings.get("lr_scale") == "adamw":  # one rate and one decay for all parameters
+            adamw = {"betas": betas}
         return kind(model, lr=lr, adamw=adamw, **settings)
     except (TypeError, ValueError) as error:
         raise LabError(f"invalid settings of optimizer {name!r}: {error}") from error
+
+
+def _adamw(model: nn.Module, lr: float, options: dict[str, Any]) -> torch.optim.AdamW:
+    """Torch's AdamW. As is usual, norms and biases do not decay."""
+    decay = options.pop("weight_decay")
+    matrices = [p for p in model.parameters() if p.ndim >= 2]
+    others = [p for p in model.parameters() if p.ndim < 2]
+    if not decay or not others:
+        return torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=decay, **options)
+    groups = [
+        {"params": matrices, "weight_decay": decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=lr, **options)
 
 
 def head_specs(per_head: Mapping[str, str], model: nn.Module) -> dict[str, LayerSpec]:

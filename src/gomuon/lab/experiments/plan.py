@@ -9,13 +9,19 @@ from typing import Any
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments.loss_windows import LossWindow, window_name, windows_for
 from gomuon.lab.experiments.published import PublishedResults
-from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.experiments.run_config import HELD_OUT_TASKS, RunConfig
 from gomuon.lab.input_checks import require_whole
 
 FORMAT = 1
 # What several plans declare.
 TRAJECTORY = "geometric mean of the three window means of pre-update training loss; lower is better"
+HELD_OUT = "loss on held-out data after the last update; lower is better"
 PAIRED = "every seed pairs the arms by hash; the interval is Student's t at 95 % over the pairs"
+
+
+def loss_statistic(task: str) -> str:
+    """The statistic by which runs of a language task are judged."""
+    return HELD_OUT if task in HELD_OUT_TASKS else TRAJECTORY
 
 
 @dataclass(frozen=True)

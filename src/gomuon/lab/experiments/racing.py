@@ -10,7 +10,7 @@ from gomuon.lab import formatting as w
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers, tasks
 from gomuon.lab.experiments.loss_windows import windows_for
-from gomuon.lab.experiments.plan import TRAJECTORY, Arm, Plan, Quick
+from gomuon.lab.experiments.plan import Arm, Plan, Quick, loss_statistic
 from gomuon.lab.experiments.run_config import LARGEST_SEED
 from gomuon.lab.experiments.selection import Selection
 from gomuon.lab.input_checks import require_whole
@@ -76,7 +76,7 @@ def race_plan(
         seeds=parse_seeds(seeds or "0"),
         steps=total,
         windows=() if grokking else windows_for(total),
-        statistic=GROKKING if grokking else TRAJECTORY,
+        statistic=GROKKING if grokking else loss_statistic(task),
         rule=rule,
         comparisons=tuple((other, wanted[0]) for other in wanted[1:]),
         settings=settings,

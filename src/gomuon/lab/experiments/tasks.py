@@ -1,4 +1,4 @@
-"""The tasks of a run: character models of two corpora, a GPT, and modular addition.
+"""The tasks of a run: character models, two GPTs, pictures of digits, and modular addition.
 
 A task determines all that two paired arms must share: the initial parameters, the sequence of
 minibatches and the schedule. All of it follows from the seed and does not depend on the optimizer.
@@ -6,6 +6,8 @@ minibatches and the schedule. All of it follows from the seed and does not depen
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,23 +19,45 @@ from gomuon.lab import machine
 from gomuon.lab.data import corpora
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.experiments import schedules
+from gomuon.lab.experiments.digits import DigitsTask
 from gomuon.lab.experiments.gpt import LayerNormGPT
 from gomuon.lab.experiments.models import CharacterModel, ModularAdditionModel
-from gomuon.lab.experiments.run_config import RunConfig
+from gomuon.lab.experiments.run_config import VALIDATION_LOSS, RunConfig
 
+_DIGITS: dict[str, Any] = {"steps": 300, "adamw_lr": 3e-3, "batch": 64, "evaluate_every": 50}
 # Defaults of `race`: the paper's shapes, and a smaller modulus.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ptb": {"steps": 1000, "adamw_lr": 3e-3},
     "shakespeare": {"steps": 1000, "adamw_lr": 3e-3},
     "gpt": {"steps": 1000, "adamw_lr": 3e-3},
+    "nanogpt": {
+        "steps": 2000,
+        "adamw_lr": 1e-3,
+        "layers": 4,
+        "hidden": 512,
+        "length": 64,
+        "batch": 12,
+        "evaluate_every": 500,
+    },
+    "digits-vit": {**_DIGITS, "width": 64, "layers": 2, "hidden": 128},
+    "digits-conv": {**_DIGITS, "width": 32, "layers": 3},
     "grokking": {"steps": 350, "adamw_lr": 1e-2, "modulus": 59, "width": 64, "hidden": 192},
 }
-# The corpus of each task that has one. "gpt" is a GPT with LayerNorm on Tiny Shakespeare.
-CORPUS = {"ptb": "ptb", "shakespeare": "shakespeare", "gpt": "shakespeare"}
+# The corpus of each task that has one. "gpt" is a GPT with LayerNorm on Tiny Shakespeare, and
+# "nanogpt" the recipe for small machines in nanoGPT's README, with a loss on held-out text.
+CORPUS = {
+    "ptb": "ptb",
+    "shakespeare": "shakespeare",
+    "gpt": "shakespeare",
+    "nanogpt": "shakespeare",
+}
 
 
 class Task(Protocol):
     """The task of one run; all its random numbers come from the run's seed."""
+
+    max_norm: float | None
+    """Gradients are clipped to this norm before each update; None: they are not clipped."""
 
     def model(self) -> nn.Module:
         """The model with its initial parameters."""
@@ -58,6 +82,8 @@ class Task(Protocol):
 
 class CharacterTask:
     """Next-character prediction on random sequences of a corpus's training text."""
+
+    max_norm: float | None = None
 
     def __init__(self, config: RunConfig, data_dir: str | Path | None = None) -> None:
         self.config = config
@@ -99,15 +125,84 @@ class CharacterTask:
 
     def loss(self, model: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         windows = self.corpus.tokens[self.offsets[step - 1].unsqueeze(1) + self.positions]
-        logits = model(windows[:, :-1])
-        return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten()), {}
+        return _next_symbol_loss(model, windows), {}
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, float]:
         return {}
 
 
+class NanoGPTTask:
+    """nanoGPT's recipe for small machines: nine tenths of the text train, the rest is held out.
+
+    As in its train.py: no biases, smaller residual layers, gradients clipped to norm 1, a warm-up
+    of 100 updates and a cosine to a tenth of the rate. The held-out text is evaluated whole.
+    """
+
+    max_norm: float | None = 1.0
+
+    def __init__(self, config: RunConfig, data_dir: str | Path | None = None) -> None:
+        self.config = config
+        self.corpus = corpora.load(CORPUS[config.task], data_dir)
+        held_out = len(self.corpus.tokens) // 10
+        self.train, self.validation = self.corpus.tokens.split(
+            [len(self.corpus.tokens) - held_out, held_out]
+        )
+        room = held_out - config.length
+        if room < 1:
+            raise LabError(
+                f"length {config.length} is too long for {config.task}, whose held-out text has "
+                f"{held_out} characters"
+            )
+        generator = torch.Generator().manual_seed(config.seed)
+        last = len(self.train) - config.length
+        self.offsets = torch.randint(last, (config.steps, config.batch), generator=generator)
+        self.positions = torch.arange(config.length + 1)
+
+    def model(self) -> nn.Module:
+        return LayerNormGPT(
+            len(self.corpus.vocabulary),
+            self.config.length,
+            **_shape(self.config),
+            biases=False,
+            scaled_residuals=True,
+            generator=torch.Generator().manual_seed(self.config.seed),
+        )
+
+    def multipliers(self) -> list[float]:
+        return schedules.warmup_then_cosine(self.config.steps, warmup=100, floor=0.1)
+
+    def fingerprints(self) -> dict[str, Any]:
+        return {
+            "stream": self.offsets,
+            "corpus": self.corpus.sha256,
+            "model": {
+                "kind": "nanogpt",
+                "vocabulary": len(self.corpus.vocabulary),
+                "length": self.config.length,
+                **_shape(self.config),
+            },
+        }
+
+    def loss(self, model: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
+        windows = self.train[self.offsets[step - 1].unsqueeze(1) + self.positions]
+        return _next_symbol_loss(model, windows), {}
+
+    def evaluate(self, model: nn.Module, step: int) -> dict[str, float]:
+        if step % self.config.evaluate_every and step != self.config.steps:
+            return {}
+        starts = torch.arange(0, len(self.validation) - self.config.length, self.config.length)
+        losses = []
+        with torch.no_grad():
+            for some in starts.split(64):
+                windows = self.validation[some.unsqueeze(1) + self.positions]
+                losses.append(_next_symbol_loss(model, windows).item() * len(some))
+        return {VALIDATION_LOSS: math.fsum(losses) / len(starts)}
+
+
 class ModularAdditionTask:
     """a + b mod p, trained on half of all pairs in one batch, tested on the other half."""
+
+    max_norm: float | None = None
 
     def __init__(self, config: RunConfig, data_dir: str | Path | None = None) -> None:
         if config.modulus < 2:
@@ -155,10 +250,13 @@ class ModularAdditionTask:
         return pairs.sum(dim=1) % self.config.modulus
 
 
-TASKS: dict[str, type[CharacterTask] | type[ModularAdditionTask]] = {
+TASKS: dict[str, Callable[[RunConfig, str | Path | None], Task]] = {
     "ptb": CharacterTask,
     "shakespeare": CharacterTask,
     "gpt": CharacterTask,
+    "nanogpt": NanoGPTTask,
+    "digits-vit": DigitsTask,
+    "digits-conv": DigitsTask,
     "grokking": ModularAdditionTask,
 }
 
@@ -220,8 +318,14 @@ def build_model(task: Task) -> nn.Module:
         raise LabError(f"this model cannot be built: {error}") from error
 
 
-def _shape(config: RunConfig) -> dict[str, int]:
+def _shape(config: RunConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in ("width", "layers", "heads", "hidden")}
+
+
+def _next_symbol_loss(model: nn.Module, windows: Tensor) -> Tensor:
+    """The mean loss of predicting each symbol of the windows from those before it."""
+    logits = model(windows[:, :-1])
+    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
 def _accuracy(logits: Tensor, targets: Tensor) -> float:

@@ -8,7 +8,7 @@ from gomuon.lab import formatting as w
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers, racing
 from gomuon.lab.experiments.loss_windows import windows_for
-from gomuon.lab.experiments.plan import TRAJECTORY, Arm, Plan, Quick
+from gomuon.lab.experiments.plan import Arm, Plan, Quick, loss_statistic
 from gomuon.lab.experiments.selection import EXPERIMENT
 from gomuon.lab.input_checks import require_whole
 
@@ -74,7 +74,7 @@ def tune_plan(
         seeds=chosen,
         steps=total,
         windows=() if grokking else windows_for(total),
-        statistic=GROKKING if grokking else TRAJECTORY,
+        statistic=GROKKING if grokking else loss_statistic(task),
         rule=(
             "per method the candidate with the best statistic, averaged over the seeds; "
             + ("a run that never groks counts as one update more than it made, " * grokking)

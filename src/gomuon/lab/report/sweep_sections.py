@@ -11,6 +11,7 @@ from gomuon.lab.report.sweep_plot import SweepLine, sweep
 from gomuon.lab.report.terminal_sweep import statistic, verdict
 from gomuon.lab.results.campaigns import ArmRuns, Campaign
 from gomuon.lab.results.candidates import Pick
+from gomuon.lab.results.statistics import score_name
 
 
 def picked_race(campaign: Campaign, picks: list[Pick]) -> Campaign:
@@ -68,7 +69,7 @@ def _plot(campaign: Campaign, picks: list[Pick]) -> Block:
             )
     told = [_picked_words(pick, campaign) for pick in picks]
     grokking = campaign.task == "grokking"
-    quantity = "updates to grok" if grokking else "training loss, geometric mean"
+    quantity = "updates to grok" if grokking else f"loss, {score_name(campaign.task)}"
     never = " A run that never groks counts as one update more than it made." if grokking else ""
     return sweep(
         "The declared statistic of every candidate against its peak matrix rate; lower is better. "
@@ -94,7 +95,7 @@ def _table(campaign: Campaign, picks: list[Pick]) -> Table:
     grokking = campaign.task == "grokking"
     momenta = any(c.momentum is not None for pick in picks for c in pick.candidates)
     columns = ["rate", *(["momentum"] if momenta else [])]
-    columns += ["grok 99 %", "held out at the end"] if grokking else ["geometric mean"]
+    columns += ["grok 99 %", "held out at the end"] if grokking else [score_name(campaign.task)]
     rows: list[tuple[Cell | str, ...]] = []
     for pick in picks:
         rows.append((optimizers.title(pick.method),))

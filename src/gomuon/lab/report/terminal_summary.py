@@ -11,8 +11,10 @@ from rich.text import Text
 
 from gomuon.lab.experiments.loss_windows import window_name
 from gomuon.lab.experiments.plan import Arm, Plan
+from gomuon.lab.experiments.run_config import HELD_OUT_TASKS
 from gomuon.lab.formatting import ABSENT, duration
 from gomuon.lab.results.runs import Run
+from gomuon.lab.results.statistics import loss_score, score_name
 
 
 def print_summary(plan: Plan, runs: Sequence[Run], console: Console) -> None:
@@ -37,6 +39,8 @@ def _language(plan: Plan, runs: Sequence[Run], table: Table) -> None:
     for name in names:
         table.add_column(name, justify="right")
     table.add_column("geometric mean", justify="right")
+    if plan.task in HELD_OUT_TASKS:
+        table.add_column(score_name(plan.task), justify="right")
     if plan.paper is not None:
         table.add_column("paper", justify="right")
     for arm in plan.arms:
@@ -45,6 +49,8 @@ def _language(plan: Plan, runs: Sequence[Run], table: Table) -> None:
         row = [arm.title, ", ".join(sorted(rates)) or ABSENT]
         row += [_mean([result["windows"].get(name) for result in results]) for name in names]
         row.append(_mean([result["geometric_mean"] for result in results]))
+        if plan.task in HELD_OUT_TASKS:
+            row.append(_mean([loss_score(result) for result in results]))
         if plan.paper is not None:
             printed = plan.paper.geometric_mean.get(arm.name)
             row.append(ABSENT if printed is None else f"{printed:.5f}")

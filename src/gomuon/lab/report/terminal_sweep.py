@@ -13,6 +13,7 @@ from gomuon.lab import formatting as w
 from gomuon.lab.experiments import optimizers
 from gomuon.lab.experiments.plan import Plan
 from gomuon.lab.results.candidates import Candidate, Pick
+from gomuon.lab.results.statistics import score_name
 
 EDGES = {"lower": "picked, LOWEST", "upper": "picked, HIGHEST"}
 
@@ -23,7 +24,7 @@ def print_picks(plan: Plan, picks: Sequence[Pick], path: Path, console: Console)
     momenta = any(candidate.momentum is not None for pick in picks for candidate in pick.candidates)
     table = Table(title=Text(plan.title), title_justify="left", title_style="bold")
     heads = ["method", *(["momentum"] if momenta else []), "rate"]
-    heads += ["grok 99 %", "held out"] if grokking else ["geometric mean"]
+    heads += ["grok 99 %", "held out"] if grokking else [score_name(plan.task)]
     for head in heads:
         table.add_column(head, justify="left" if head == "method" else "right")
     table.add_column("")

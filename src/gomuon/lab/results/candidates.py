@@ -15,7 +15,7 @@ from gomuon.lab.experiments.selection import FILE, FORMAT, Candidate
 from gomuon.lab.files import write_json
 from gomuon.lab.results.campaigns import Campaign
 from gomuon.lab.results.runs import Run
-from gomuon.lab.results.statistics import run_result
+from gomuon.lab.results.statistics import loss_score, run_result
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def score_candidate(
         scores: list[float | None] = [float(r["grok_step"] or steps + 1) for r in results]
         accuracy: float | None = _mean([r["final_test_accuracy"] or 0.0 for r in results])
     else:
-        scores = [result["geometric_mean"] for result in results]
+        scores = [loss_score(result) for result in results]
         accuracy = None
     finite = [score for score in scores if score is not None and math.isfinite(score)]
     diverged = any("diverged_at" in (run.result or {}) for run in known)

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from gomuon.lab import formatting as w
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments.loss_windows import PAPER_WINDOWS, window_name
+from gomuon.lab.experiments.run_config import HELD_OUT_TASKS, VALIDATION_LOSS
 from gomuon.lab.results.campaigns import ArmRuns, Campaign
 from gomuon.lab.results.runs import METRICS, Run
-from gomuon.lab.results.statistics import language_result, paired
+from gomuon.lab.results.statistics import language_result, loss_score, paired, score_name
 
 GEOMETRIC_MEAN = "geometric mean"
 
@@ -106,10 +107,13 @@ def analyse(campaign: Campaign) -> LanguageOutcomes:
         for arm in campaign.arms
     }
     windows_in_paper = {key for row in campaign.printed("windows").values() for key in row}
-    deciding = mean
+    held_out = Measure(score_name(campaign.task), VALIDATION_LOSS, VALIDATION_LOSS)
+    has_held_out = campaign.task in HELD_OUT_TASKS
+    deciding = held_out if has_held_out else mean
     if len(windows_in_paper) == 1:  # the paper judges this experiment by a single window
         deciding = next((m for m in measures if m.paper_key in windows_in_paper), mean)
-    return LanguageOutcomes(campaign, (*measures, mean), deciding, outcomes)
+    shown = (*measures, mean, held_out) if has_held_out else (*measures, mean)
+    return LanguageOutcomes(campaign, shown, deciding, outcomes)
 
 
 def outcome(run: Run, campaign: Campaign) -> dict[str, float]:
@@ -118,5 +122,7 @@ def outcome(run: Run, campaign: Campaign) -> dict[str, float]:
     except (KeyError, TypeError, ValueError) as error:
         raise LabError(f"{run.folder / METRICS}: no loss for every window ({error})") from error
     found = {**result["windows"], GEOMETRIC_MEAN: result["geometric_mean"]}
+    if campaign.task in HELD_OUT_TASKS:
+        found[VALIDATION_LOSS] = loss_score(result)
     # A diverged run has no mean for later windows; NaN ranks last.
     return {key: math.nan if value is None else value for key, value in found.items()}

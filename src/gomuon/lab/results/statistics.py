@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gomuon.lab.experiments.loss_windows import LossWindow, window_name, windows_for
+from gomuon.lab.experiments.run_config import HELD_OUT_TASKS, VALIDATION_LOSS
 
 GROK_THRESHOLD = 0.99
 GROK_EVALUATIONS = 5
@@ -170,11 +171,30 @@ def language_result(
     means: dict[str, float | None] = {window_name(window): None for window in windows}
     means.update(window_means(losses, reached))
     complete = [mean for mean in means.values() if mean is not None]
-    return {
+    result = {
         "windows": means,
         "geometric_mean": geometric_mean(complete) if len(complete) == len(means) else None,
         "final_loss": losses[-1] if losses else None,
     }
+    held_out = [line[VALIDATION_LOSS] for line in metrics if VALIDATION_LOSS in line]
+    if held_out:
+        result[VALIDATION_LOSS] = float(held_out[-1])
+    return result
+
+
+def loss_score(result: Mapping[str, Any]) -> float | None:
+    """The number by which a language run is judged; None if it diverged.
+
+    The loss on held-out text where there is one, otherwise the geometric mean of the windows.
+    """
+    mean: float | None = result["geometric_mean"]
+    # Of a run that diverged, the last evaluation is no result.
+    return mean if mean is None else result.get(VALIDATION_LOSS, mean)
+
+
+def score_name(task: str) -> str:
+    """The head of a column with that number."""
+    return "validation loss" if task in HELD_OUT_TASKS else "geometric mean"
 
 
 def grokking_result(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -93,6 +93,8 @@ class Session:
         loss, extra = self.task.loss(self.model, step)
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
+        if self.task.max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.task.max_norm)
         value = loss.item()
         if not math.isfinite(value):
             raise Diverged
