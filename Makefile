@@ -27,11 +27,18 @@ faults: .venv/test
 	$(BIN)/python -m tests.faults --save
 	$(BIN)/python -m tests.faults.page
 
-# Measured in runs/bench, where a stopped one continues; the committed files stay until all is done.
+# The optimizers that the targets name, measured in a run of their own with more cycles.
+TARGETS := --no-scaling --no-tokens --out runs/targets --arms newton-schulz,muon,muon-fast,go-muon-4,go-muon-4-fast,go-muon-fast
+
+# Measured in runs/bench and runs/targets, where a stopped one continues; the committed files stay until all is done.
 # What other code measured there is in the way: make bench BENCH=--fresh drops it.
 bench: .venv/bench
 	$(BIN)/gomuon bench $(BENCH)
-	cp runs/bench/bench.json runs/bench/report.md runs/bench/bench*.svg results/bench/
+	$(BIN)/gomuon bench $(TARGETS),torch-muon --models paper --cycles 16
+	$(BIN)/gomuon bench $(TARGETS) --models gpt2,conv,overhead --cycles 6
+	$(BIN)/gomuon bench $(TARGETS) --models wide,resnet,mlp-2048 --cycles 2
+	for run in bench targets; do \
+	  cp runs/$$run/bench.json runs/$$run/report.md runs/$$run/bench*.svg results/$$run/ || exit 1; done
 	$(BIN)/gomuon bench --page > docs/.speed.part
 	mv docs/.speed.part docs/speed.md
 

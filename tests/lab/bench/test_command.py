@@ -19,6 +19,7 @@ from gomuon.lab.bench import (
     tokens_per_step,
     workloads,
 )
+from gomuon.lab.bench.command import judged_beside
 from gomuon.lab.bench.workloads import Size
 from tests.lab.helpers.commands import refused
 from tests.lab.helpers.made_bench import made_result
@@ -239,6 +240,25 @@ def test_a_page_says_the_same_from_memory_and_from_its_file(tmp_path: Path) -> N
     assert re.findall("^## The (\\w+) model", text, re.MULTILINE) == ["paper", "wide", "mlp"]
     line = "3 | paper: whole step, Muon, fast polar / torch Muon, with bfloat16 units | 1.00 |"
     assert f"| {line} 0.233 ± 0.033 | no bfloat16 units |" in text
+
+
+def test_targets_are_judged_by_a_run_of_their_own(tmp_path: Path) -> None:
+    folder, alone = tmp_path / "bench", tmp_path / "targets"
+    for place, ours in ((folder, 0.4), (alone, 0.3)):
+        place.mkdir()
+        result = made_result(paper={"torch_muon": 5.0, "muon_fast": ours})
+        (place / "bench.json").write_text(json.dumps(result))
+    judged = judged_beside(folder)
+    assert judged is not None
+    assert judged_beside(tmp_path / "elsewhere" / "bench") is None
+    both = speed_page.markdown(benchmark.read_results(folder), "f", "p", judged)
+    only = speed_page.markdown(benchmark.read_results(alone), "f", "p")
+
+    def line(text: str) -> str:
+        return next(one for one in text.splitlines() if "fast polar / torch Muon" in one)
+
+    assert line(both) == line(only)
+    assert "| Muon, fast polar | 1 | 0.400" in both, "the tables are the benchmark's"
 
 
 def test_the_committed_page_is_made_from_the_committed_results(

@@ -28,6 +28,7 @@ from gomuon.lab.report.document import Table, cell
 from gomuon.lab.terminal import SafeConsole, escaped
 
 REPORT = "report.md"
+TARGETS = "targets"  # the folder beside a benchmark's with the run that judges the targets
 LINE_INTERVAL = 20.0  # seconds between two lines where the output is not a terminal
 
 
@@ -70,7 +71,7 @@ def bench(
         link = f"../{folder.as_posix()}/bench"
         file = (folder / benchmark.FILE).as_posix()
         with errors_naming(folder / benchmark.FILE):
-            text = pages.markdown(benchmark.read_results(folder), file, link)
+            text = pages.markdown(benchmark.read_results(folder), file, link, judged_beside(folder))
         sys.stdout.write(escaped(text))
         return
     if threads is not None:
@@ -91,6 +92,15 @@ def bench(
         show(result, console)
         write(result, folder)
     console.print(f"report: {folder / REPORT}", markup=False, highlight=False, soft_wrap=True)
+
+
+def judged_beside(folder: Path) -> tuple[str, Mapping[str, Any]] | None:
+    """The file of the run that judges the targets, and its content, if it is beside a benchmark."""
+    path = folder.with_name(TARGETS) / benchmark.FILE
+    if not path.exists():
+        return None
+    with errors_naming(path):
+        return path.as_posix(), benchmark.read_results(path.parent)
 
 
 def spelled(settings: BenchmarkSettings, threads: int | None, out: Path | None) -> str:

@@ -85,18 +85,32 @@ of layers. The exponent is the least-squares slope of log time over log size, ±
 error."""
 
 
-def markdown(result: Mapping[str, Any], file: str, plot: str) -> str:
+ALONE = """\
+Measured in a run of its own, with the optimizers that the targets name and more cycles, so that the
+errors are small (`{file}`, {date}{commit})."""
+
+
+def markdown(
+    result: Mapping[str, Any],
+    file: str,
+    plot: str,
+    judged: tuple[str, Mapping[str, Any]] | None = None,
+) -> str:
     """The whole page.
 
     Args:
         result: the content of a benchmark's file.
         file: the path of that file, as the page should name it.
         plot: the link to its plot, without the file extension.
+        judged: the file of a run that only judges the targets, and its content; default: `result`.
     """
     parts = [INTRODUCTION.format(file=file, **_facts(result))]
     if result["size"] != "full":
         parts.append(QUICK)
-    parts += ["## Targets", render(bench_tables.target_table(result)), _plot(plot)]
+    parts.append("## Targets")
+    if judged is not None:
+        parts.append(ALONE.format(file=judged[0], **_facts(judged[1])))
+    parts += [render(bench_tables.target_table(judged[1] if judged else result)), _plot(plot)]
     parts += ["## Where the time goes", ACCOUNT]
     for title, table in bench_tables.workload_tables(result):
         parts += [f"## {escape(title[0].upper() + title[1:])}", render(table)]
