@@ -37,6 +37,7 @@ bench: .venv/bench
 	$(BIN)/gomuon bench $(TARGETS),torch-muon --models paper --cycles 16
 	$(BIN)/gomuon bench $(TARGETS) --models gpt2,conv,overhead --cycles 6
 	$(BIN)/gomuon bench $(TARGETS) --models wide,resnet,mlp-2048 --cycles 2
+	mkdir -p results/bench results/targets
 	for run in bench targets; do \
 	  cp runs/$$run/bench.json runs/$$run/report.md runs/$$run/bench*.svg results/$$run/ || exit 1; done
 	$(BIN)/gomuon bench --page > docs/.speed.part

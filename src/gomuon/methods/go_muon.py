@@ -7,7 +7,8 @@ from torch import Tensor
 
 from gomuon.functional.factors import RootMethod, shift_of
 from gomuon.functional.polar_factor import PolarMethod
-from gomuon.geometry.captured import CapturedMoments, alpha_of_sides, root_maps
+from gomuon.geometry.captured import CapturedMoments
+from gomuon.geometry.maps import alpha_of_sides, root_maps
 from gomuon.optimizer import Common, MatrixOptimizer, Parameters
 from gomuon.parameters.keeping import Offload, StateDtype
 from gomuon.recipes.recipe import Recipe

@@ -8,7 +8,8 @@ from torch import Tensor
 from gomuon.functional.block_diagonal import diagonal_of
 from gomuon.functional.factors import Root, RootBatch
 from gomuon.functional.linalg import identity_like
-from gomuon.geometry.captured import CapturedMoments, as_map, store_shared
+from gomuon.geometry.captured import CapturedMoments
+from gomuon.geometry.maps import as_map, store_shared
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.stacks import Stack

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gomuon.functional.factors import Root, RootBatch, take_roots
 from gomuon.functional.linalg import identity_like
 from gomuon.geometry.base import Geometry
-from gomuon.geometry.captured import store_shared
+from gomuon.geometry.maps import store_shared
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.specs import LayerSpec

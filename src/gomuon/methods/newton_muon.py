@@ -10,7 +10,8 @@ from gomuon.functional.factors import Root, RootBatch
 from gomuon.functional.linalg import identity_like, is_diagonal, trace_mean
 from gomuon.functional.oracle import preconditioned
 from gomuon.functional.product_roots import product_root
-from gomuon.geometry.captured import CapturedMoments, map_batches
+from gomuon.geometry.captured import CapturedMoments
+from gomuon.geometry.maps import map_batches
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.stacks import Stack

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from gomuon.geometry.captured import alpha_of_sides
+from gomuon.geometry.maps import alpha_of_sides
 from gomuon.lab.costs.comparison import chosen_names
 from gomuon.lab.costs.estimate import CostEstimate, RankLayout, as_rows, estimate_cost
 from gomuon.lab.costs.planned_model import PlannedModel

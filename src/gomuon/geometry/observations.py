@@ -1,0 +1,178 @@
+"""Observations: the factors of one step, from its moments, Equations (9) and (21)."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import torch
+from torch import Tensor
+
+from gomuon.functional.block_diagonal import fill_padding_
+from gomuon.functional.factors import oas, shrink
+from gomuon.functional.linalg import finite_factors, identity_like, is_diagonal, trace_mean
+from gomuon.geometry.base import Group
+from gomuon.moments import Moment, stacked_counts
+from gomuon.parameters.layers import Layer
+from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
+from gomuon.parameters.stacking import group_by_key
+
+SideName = Literal["left", "right"]
+Found = TypeVar("Found")
+
+NO_ROWS, USABLE, UNUSABLE = range(3)  # what became of an observation
+
+
+@dataclass(frozen=True)
+class Observed:
+    """Observations of one side, [b, blocks, d, d], for b lists of layers that share one.
+
+    `outcomes`, [b], are not read yet.
+    """
+
+    side: SideName
+    layers: Sequence[Sequence[Layer]]
+    S: Tensor
+    outcomes: Tensor
+
+
+def observed_side(
+    side: SideName, layers: Sequence[Layer], group: Group, *, shrunk: bool
+) -> Iterator[Observed]:
+    """A factor of each layer, layers of one form together.
+
+    Layers that share moment and factor are observed once.
+    """
+    seen = [layer for layer in layers if may_have_rows(moment_of(layer, side))]
+    together = group_by_key(
+        seen, lambda l: (id(moment_of(l, side)), id(l.state.get(f"{side}_factor")))
+    )
+    for batch in group_by_key(
+        together,
+        lambda same: (
+            likeness(_total(same[0], side)),
+            not_none(moment_of(same[0], side)).count.shape,
+            _form(same[0], side),
+        ),
+    ):
+        first = [same[0] for same in batch]
+        observed = observations(side, first, group, shrunk=shrunk)
+        # A mask may have left no row.
+        rows = _counts(first, side) > 0
+        rows = rows if rows.ndim == 1 else rows.any(1)
+        outcomes = torch.where(
+            rows, torch.where(finite_factors(observed), USABLE, UNUSABLE), NO_ROWS
+        )
+        yield Observed(side, batch, observed, outcomes)
+
+
+def observations(side: SideName, layers: Sequence[Layer], group: Group, *, shrunk: bool) -> Tensor:
+    """Â or B̂ of each layer, Equation (9), or `shrunk`, Equation (21); [layers, strips, …]."""
+    total = torch.stack([_total(layer, side) for layer in layers])
+    count = _counts(layers, side)
+    weight = beside(count, total).to(total.dtype)
+    if count.ndim > 1:  # a matrix of a stack without rows has a sum of zero
+        weight = torch.where(weight > 0, weight, 1.0)
+    scale = 1 / weight
+    if side == "left" and group["loss_reduction"] == "mean":
+        # The loss is a mean over N rows, so g_i = δ_i/N. Undoing that here gives a short last
+        # batch the same weight in the average as any other batch.
+        uses = _uses(layers, side)
+        scale = scale * beside(uses, total).square().to(total.dtype)
+    mean = total * scale  # (9) Â or B̂
+    form = _form(layers[0], side)
+    if mean.ndim == 3:  # neither strips nor blocks
+        mean = mean.unsqueeze(1)
+    elif form.blocks > 1:
+        mean = fill_padding_(mean, form.side)
+    if not shrunk:
+        return mean
+    return _shrunk(mean, count, group["shrinkage"], form)  # (21) A_t or B_t
+
+
+def _form(layer: Layer, side: SideName) -> SideForm:
+    return layer.forms[LEFT if side == "left" else RIGHT]
+
+
+def likeness(S: Tensor) -> tuple[object, ...]:
+    return S.shape, S.dtype, S.device
+
+
+def moment_of(layer: Layer, side: SideName) -> Moment | None:
+    if layer.statistics is None:
+        return None
+    return layer.statistics.gradients if side == "left" else layer.statistics.inputs
+
+
+def may_have_rows(moment: Moment | None) -> bool:
+    """Whether there is any data. A layer called with zero rows has none.
+
+    A count on an accelerator is not read here, because that would wait for it.
+    """
+    return moment is not None and (
+        moment.count.device.type != "cpu" or any(moment.count.flatten().tolist())
+    )
+
+
+def _counts(layers: Sequence[Layer], side: SideName) -> Tensor:
+    """The number of rows in each layer's moment, on the moments' device, [layers].
+
+    Of stacks whose matrices have numbers of their own, [layers, stack].
+    """
+    return _stacked([not_none(moment_of(layer, side)).count for layer in layers], layers, side)
+
+
+def _uses(layers: Sequence[Layer], side: SideName) -> Tensor:
+    """The number of rows each layer's weight was applied to, on the moments' device, [layers]."""
+    return _stacked([not_none(moment_of(layer, side)).uses for layer in layers], layers, side)
+
+
+def of_strips(numbers: Tensor, strips: int) -> Tensor:
+    """Numbers of each matrix of a stack, [..., stack], for each of its strips, [..., strips]."""
+    return numbers.repeat_interleave(strips // numbers.shape[-1], -1)
+
+
+def beside(numbers: Tensor, sums: Tensor) -> Tensor:
+    """Numbers [layers] or [layers, stack], to multiply sums [layers, …] or [layers, strips, …]."""
+    numbers = numbers if numbers.ndim == 1 else of_strips(numbers, sums.shape[1])
+    return numbers[(...,) + (None,) * (sums.ndim - numbers.ndim)]
+
+
+def _stacked(numbers: Sequence[Tensor], layers: Sequence[Layer], side: SideName) -> Tensor:
+    device = _total(layers[0], side).device
+    if device.type == "cpu":
+        return torch.stack(list(numbers))
+    return stacked_counts(numbers, device)
+
+
+def not_none(found: Found | None) -> Found:
+    assert found is not None
+    return found
+
+
+def _total(layer: Layer, side: SideName) -> Tensor:
+    return not_none(moment_of(layer, side)).total
+
+
+def _shrunk(S: Tensor, count: Tensor, shrinkage: object, form: SideForm) -> Tensor:
+    """Every block of S [layers, strips, …] is shrunk as a factor of its own."""
+    if shrinkage == "oas":
+        return _oas(S, beside(count, S)[..., 0, 0], form)
+    mean = trace_mean(S) * identity_like(S)
+    if isinstance(shrinkage, dict):
+        return S + shrinkage["damping"] * mean
+    assert isinstance(shrinkage, (int, float, Tensor))
+    return torch.lerp(S, mean, float(shrinkage)) if is_diagonal(S) else shrink(S, float(shrinkage))
+
+
+def _oas(S: Tensor, count: Tensor, form: SideForm) -> Tensor:
+    """OAS with the length of each block's own piece. A diagonal is left alone.
+
+    A diagonal is a row of blocks of side one, and a number has nothing to be shrunk to.
+    """
+    if form.kind == "diagonal":
+        return S
+    if form.blocks == 1 or form.last == form.size:
+        return oas(S, count)[0]
+    first, last = S[..., :-1, :, :], S[..., -1, : form.last, : form.last]
+    intensities = oas(first, count)[1], oas(last, count.squeeze(-1))[1].unsqueeze(-1)
+    return shrink(S, torch.cat(intensities, -1))
