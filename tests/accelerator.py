@@ -111,13 +111,15 @@ def recorded_steps(name: str, device: str) -> RecordedSteps:
     recorded = []
     for step in range(STEPS):
         batch = tokens(step).to(device), torch.randn(5, 2, 8, 8).to(device)
+        record = OperationRecorder() if step >= STEPS - 2 else None  # recording takes a while
         # One thread: there is little to compute, and other processes may need the cores.
-        with on_threads(1), OperationRecorder() as record:
+        with on_threads(1), record or contextlib.nullcontext():
             optimizer.zero_grad()
             model(*batch).backward()
             optimizer.step()
-        recorded.append([x for x in record.operations if _is_the_devices(x, device)])
-    refresh, reuse = recorded[-2:]
+        if record is not None:
+            recorded.append([x for x in record.operations if _is_the_devices(x, device)])
+    refresh, reuse = recorded
     blamed = [x for x in (*refresh, *reuse) if x.waits or x.decomposition or x.is_float64]
     places = Counter(f"{x.place or 'torch'}: {x.name}" for x in blamed)
     return RecordedSteps(Unwanted.among(refresh), Unwanted.among(reuse), dict(places))
