@@ -178,7 +178,8 @@ def observed_factor_error_bound(
         jacobian: [..., c, k] J_l, or None for the logits themselves; then k = c.
     """
     mismatch = observed_label_mismatch_bound(q, p, jacobian)
-    observed = observed_label_factor(q, p)
+    arguments.decomposable(p, "p")
+    observed = observed_label_factor(q, p).to(p.dtype)
     if jacobian is not None:
         arguments.same_dtype_and_device(jacobian, "jacobian", p, "p")
         observed = jacobian.mT @ observed @ jacobian
@@ -218,6 +219,8 @@ def factor_error_terms(
         _operator_distance(current, "current", estimated, "estimated"),
         _operator_distance(cached, "cached", current, "current"),
     ]
+    ends = arguments.broadcast_shape(terms[0].shape, "estimated", terms[1].shape, "fisher")
+    arguments.broadcast_shape(terms[3].shape, "cached", ends, "estimated and fisher")
     return torch.stack(torch.broadcast_tensors(*terms), -1)
 
 
@@ -256,23 +259,24 @@ def sparse_variance_ratio(beta: float, every: int) -> float:
 def ema_covariance(autocovariances: Tensor, beta: float, every: int = 1) -> Tensor:
     """Cov(vec Y), the stationary covariance of the sparse average, [..., d, d]; Equation (23).
 
-    With K = 1 it is Cov(vec Z). With b = β^K it is (1−b)/(1+b)·(Γ₀ + Σ_{j≥1} b^j (Γ_{jK} + Γ_{jK}ᵀ)).
+    With K = 1 it is Cov(vec Z). In b = β^K it is (1−b)/(1+b)·(Γ_0 + Σ_{j≥1} b^j(Γ_{jK} + Γ_{jK}ᵀ)).
 
     Args:
-        autocovariances: [..., h, d, d] Γ_0, …, Γ_{h−1} of the observations, Γ_j = Cov(X_{t+j}, X_t);
-            later ones are zero.
+        autocovariances: [..., h, d, d] Γ_0, …, Γ_{h−1} of the observations, with
+            Γ_j = Cov(X_{t+j}, X_t); later ones are zero.
         beta: β_B, in [0, 1).
         every: K, the steps between two observations.
     """
     arguments.floating(autocovariances, "autocovariances", "[..., h, d, d]", 3)
     arguments.square(autocovariances, "autocovariances")
     arguments.not_empty(autocovariances, "autocovariances")
-    if not autocovariances.shape[-3]:
+    if autocovariances.shape[-3] == 0:
         raise ValueError(
             f"autocovariances must begin with Γ_0, got shape {tuple(autocovariances.shape)}"
         )
     beta = _clock(beta, every)
-    observed = autocovariances[..., ::every, :, :]
+    lags = autocovariances.shape[-3]
+    observed = autocovariances[..., :: min(every, lags), :, :]
     weights = [(beta**every) ** j for j in range(1, observed.shape[-3])]
     later = observed[..., 1:, :, :] * observed.new_tensor(weights)[:, None, None]
     one_way = later.sum(-3)

@@ -6,7 +6,6 @@ where the paper says that something may happen, it is made impossible.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
@@ -17,7 +16,6 @@ from torch import Tensor
 
 import gomuon
 from gomuon.functional import (
-    frobenius_graft,
     inside_only_direction,
     inverse_root,
     matched_direction,
@@ -26,15 +24,12 @@ from gomuon.functional import (
     theory,
 )
 from gomuon.lab.verification import (
-    drift_statements,
     factor_statements,
     graft_statements,
     label_statements,
     oracle_statements,
     package_statements,
 )
-
-Sides = Tensor | None
 
 
 @dataclass(frozen=True)
@@ -133,10 +128,14 @@ BROKEN: dict[str, Broken] = {
     "softmax Fisher may vanish": Broken(theory, "softmax_fisher", torch.diag_embed),
     "observed-label mismatch": Broken(theory, "observed_label_mismatch", one_outer),
     "mismatch ≤ 3‖q − p‖": Broken(
-        theory, "observed_label_mismatch_bound", times(1.4 / 3, theory.observed_label_mismatch_bound)
+        theory,
+        "observed_label_mismatch_bound",
+        times(1.4 / 3, theory.observed_label_mismatch_bound),
     ),
     "hidden layer ≤ 3‖J‖²‖q − p‖": Broken(
-        theory, "observed_label_mismatch_bound", times(1.4 / 3, theory.observed_label_mismatch_bound)
+        theory,
+        "observed_label_mismatch_bound",
+        times(1.4 / 3, theory.observed_label_mismatch_bound),
     ),
     "factor consistency": Broken(theory, "observed_factor_error_bound", without_sampling),
     "K-FAC's product is not exact": Broken(label_statements, "FAR", 10.0),

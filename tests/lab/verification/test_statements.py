@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gomuon.lab.verification.adversary import Effort, Found
+from gomuon.lab.verification.adversary import Case, Effort, Found, attack
 from gomuon.lab.verification.every_statement import STATEMENTS
+from gomuon.lab.verification.label_statements import mismatch_bound
 from gomuon.lab.verification.statement import Statement
+from gomuon.lab.verification.unknowns import Distribution
 from tests.lab.verification.broken import BROKEN
 
 EFFORT = Effort(torch.device("cpu"), seeds=1, rounds=15)
@@ -54,3 +56,14 @@ def test_bounds_that_the_proofs_attain_are_attained() -> None:
     for statement in STATEMENTS:
         if statement.name in tight:
             assert searched(statement).slack < 1e-3, statement.name
+
+
+@pytest.mark.parametrize(("classes", "ratio"), [(2, 2**0.5), (3, 1.5), (8, None)])
+def test_how_near_anything_comes_to_the_mismatch_bound(classes: int, ratio: float | None) -> None:
+    """Proposition 3's constant is 3, and it is not attained."""
+    effort = Effort(torch.device("cpu"), seeds=5)
+    case = Case((Distribution(classes), Distribution(classes)), mismatch_bound)
+    reached = 1 - attack(case, effort, effort.generator("mismatch")).slack
+    assert 0.4 < reached < 0.55
+    if ratio is not None:
+        assert reached == pytest.approx(ratio / 3, rel=1e-3)

@@ -67,9 +67,7 @@ def _weights(beta: Tensor, every: Tensor) -> Tensor:
 
 def _each(function: Callable[..., float], beta: Tensor, every: Tensor, *more: Tensor) -> Tensor:
     """A function of plain numbers, one instance after another."""
-    numbers = zip(
-        beta.tolist(), map(int, every.tolist()), *(x.tolist() for x in more), strict=True
-    )
+    numbers = zip(beta.tolist(), map(int, every.tolist()), *(x.tolist() for x in more), strict=True)
     return beta.new_tensor([function(*given) for given in numbers])
 
 

@@ -19,8 +19,8 @@ from gomuon.lab.verification.statement import (
     same_matrix,
 )
 from gomuon.lab.verification.unknowns import (
-    Numbers,
     FactorMatrix,
+    Numbers,
     PositiveDefinite,
     SourceMatrix,
     Whole,
@@ -59,8 +59,7 @@ def oas_formula(rows: Tensor, N: Tensor) -> Tensor:
 def oas_condition(rows: Tensor, N: Tensor) -> Tensor:
     S = second_moment(rows)
     shrunk, intensity = oas(S, N)
-    bound = theory.oas_condition_bound(S.shape[-1], intensity)
-    assert isinstance(bound, Tensor)
+    bound = torch.as_tensor(theory.oas_condition_bound(S.shape[-1], intensity))
     return at_most(theory.condition_number(shrunk), bound)
 
 
@@ -102,6 +101,8 @@ FACTORS = (
         "root maps",
         "Eq. (29)",
         "P⁴S = I for P = S^(−¼), P²S = I for P = S^(−½)",
-        always(*(Case((FactorMatrix(4, 6.0),), partial(root_map, power)) for power in (1 / 4, 1 / 2))),
+        always(
+            *(Case((FactorMatrix(4, 6.0),), partial(root_map, power)) for power in (1 / 4, 1 / 2))
+        ),
     ),
 )

@@ -30,8 +30,8 @@ from gomuon.lab.verification.statement import (
 )
 from gomuon.lab.verification.unknowns import (
     Between,
-    Numbers,
     FactorMatrix,
+    Numbers,
     PositiveDefinite,
     Rotation,
     SourceMatrix,
@@ -53,9 +53,7 @@ BROKEN = 0.5  # a relative difference that nobody takes for rounding
 CLEARLY = 0.05  # of alignments
 
 
-def grafted(
-    M: Tensor, A: Tensor, B: Tensor, alpha: float, method: PolarMethod = "svd"
-) -> Tensor:
+def grafted(M: Tensor, A: Tensor, B: Tensor, alpha: float, method: PolarMethod = "svd") -> Tensor:
     """D̂_α, Equation (14), from the factors."""
     left, right = inverse_root(B, alpha), inverse_root(A, alpha)
     return frobenius_graft(matched_direction(M, left, right, polar_method=method))
@@ -177,7 +175,10 @@ def _of_unique_polar_factors(
     slack: Callable[..., Tensor], changes: Callable[[SourceMatrix], tuple[Unknown, Unknown]]
 ) -> list[Case]:
     return [
-        Case((s, FactorMatrix(s.m, TAME), FactorMatrix(s.n, TAME), *changes(s)), partial(slack, method))
+        Case(
+            (s, FactorMatrix(s.m, TAME), FactorMatrix(s.n, TAME), *changes(s)),
+            partial(slack, method),
+        )
         for s, method in UNIQUE
     ]
 
@@ -195,7 +196,12 @@ GRAFT = (
         "root-Fisher norm",
         "Eq. (15)",
         "vec(D)ᵀ(A^½ ⊗ B^½)vec(D) = ‖B^¼ D A^¼‖_F²",
-        always(*(Case((Numbers((m, n)), FactorMatrix(n), FactorMatrix(m)), root_fisher) for m, n in SHAPES)),
+        always(
+            *(
+                Case((Numbers((m, n)), FactorMatrix(n), FactorMatrix(m)), root_fisher)
+                for m, n in SHAPES
+            )
+        ),
     ),
     Statement(
         "grafted alignment",
@@ -221,7 +227,10 @@ GRAFT = (
         f"⟨M, D̂_¼⟩ may be above ⟨M, D̂_0⟩, and below, by more than {CLEARLY:g} of it",
         sometimes(
             *(
-                Case((SourceMatrix(2, 2), FactorMatrix(2), FactorMatrix(2)), partial(aligns_better, sign))
+                Case(
+                    (SourceMatrix(2, 2), FactorMatrix(2), FactorMatrix(2)),
+                    partial(aligns_better, sign),
+                )
                 for sign in (1, -1)
             )
         ),
@@ -244,8 +253,13 @@ GRAFT = (
         f"below full rank the full SVD's completion turns D̂ away by more than {BROKEN:g}",
         sometimes(
             Case(
-                (SourceMatrix(3, 3, rank=1), FactorMatrix(3, TAME), FactorMatrix(3, TAME))
-                + (Rotation(3), Rotation(3)),
+                (
+                    SourceMatrix(3, 3, rank=1),
+                    FactorMatrix(3, TAME),
+                    FactorMatrix(3, TAME),
+                    Rotation(3),
+                    Rotation(3),
+                ),
                 breaks_equivariance,
             )
         ),
@@ -256,7 +270,13 @@ GRAFT = (
         f"an affine change of coordinates turns D̂ away by more than {BROKEN:g}",
         sometimes(
             Case(
-                (SourceMatrix(2, 2), FactorMatrix(2), FactorMatrix(2), FactorMatrix(2), FactorMatrix(2)),
+                (
+                    SourceMatrix(2, 2),
+                    FactorMatrix(2),
+                    FactorMatrix(2),
+                    FactorMatrix(2),
+                    FactorMatrix(2),
+                ),
                 breaks_under_congruence,
             )
         ),

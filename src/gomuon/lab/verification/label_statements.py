@@ -43,7 +43,9 @@ def _hessian(z: Tensor) -> Tensor:
     with torch.enable_grad():
         z = z.detach().requires_grad_()
         p = z.softmax(-1)
-        rows = [torch.autograd.grad(p[:, i].sum(), z, retain_graph=True)[0] for i in range(len(p.mT))]
+        rows = [
+            torch.autograd.grad(p[:, i].sum(), z, retain_graph=True)[0] for i in range(len(p.mT))
+        ]
     return torch.stack(rows, -2)
 
 

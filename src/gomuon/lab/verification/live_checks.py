@@ -134,7 +134,7 @@ def shrunk(step: LayerStep) -> Tensor | None:
     slacks = []
     for P, rows in sides:
         _, intensity = oas(second_moment(rows), len(rows))
-        bound = theory.oas_condition_bound(len(P), intensity)
+        bound = torch.as_tensor(theory.oas_condition_bound(len(P), intensity))
         slacks.append(at_most(theory.condition_number(P).pow(1 / step.settings["alpha"]), bound))
     return torch.stack(slacks)
 
@@ -180,7 +180,9 @@ def hidden(step: LayerStep) -> Tensor | None:
 def drift(step: LayerStep) -> Tensor | None:
     """What the directions since the last refresh are worth in the ball of the new maps."""
     shares = [
-        torch.minimum(at_most(theory.cached_efficiency_bound(*step.maps, *old.maps), share), 1 - share)
+        torch.minimum(
+            at_most(theory.cached_efficiency_bound(*step.maps, *old.maps), share), 1 - share
+        )
         for old in step.held
         for share in (efficiency(old.direction, old.source, *step.maps),)
     ]

@@ -35,6 +35,7 @@ class LayerStep:
         inputs: x of every row, [N, n].
         deltas: δ of every row, [N, m].
         truth: the factors without noise, at the weights before the step.
+        settings: the optimizer's α, β_B and K.
         held: if refreshed, the layer's steps with the maps before.
     """
 
@@ -92,7 +93,6 @@ def run(device: torch.device, seed: int) -> Iterator[list[LayerStep]]:
             held[index] = [now] if refreshed else [*held[index], now]
             happened.append(now)
         yield happened
-    rows.remove()
 
 
 class _Rows:
@@ -102,7 +102,8 @@ class _Rows:
         self.layers = [module for module in model if isinstance(module, nn.Linear)]
         self._inputs: dict[nn.Module, Tensor] = {}
         self._gradients: dict[nn.Module, Tensor] = {}
-        self._hooks = [layer.register_forward_hook(self._keep) for layer in self.layers]
+        for layer in self.layers:
+            layer.register_forward_hook(self._keep)
 
     def _keep(self, layer: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         self._inputs[layer] = args[0].detach()
@@ -110,7 +111,3 @@ class _Rows:
 
     def taken(self, layer: nn.Module) -> tuple[Tensor, Tensor]:
         return self._inputs.pop(layer), self._gradients.pop(layer)
-
-    def remove(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
