@@ -99,6 +99,27 @@ def _with_jacobian(source: Source) -> Arguments:
     return {**labels, "jacobian": source.pick.choice([J, None])}
 
 
+def _with_estimate(source: Source) -> Arguments:
+    given = _with_jacobian(source)
+    dtype = given["p"].dtype
+    d = given["p"].shape[-1] if given["jacobian"] is None else 4
+    leads = source.pick.choice([given["p"].shape[:-1], ()])
+    return {**given, "estimated": source.definite(*leads, d=d, dtype=dtype)}
+
+
+def _factor_parts(source: Source) -> Arguments:
+    dtype, leading, d = _dtype(source), source.leading(), max(1, source.side())
+    names = ("cached", "current", "estimated", "observed", "fisher")
+    leads = [source.pick.choice([leading, ()]) for _ in names]
+    both = zip(names, leads, strict=True)
+    return {name: source.definite(*lead, d=d, dtype=dtype) for name, lead in both}
+
+
+def _lags(source: Source) -> Arguments:
+    shape = (*source.leading(), source.pick.choice([1, 2, 9]), *[max(1, source.side())] * 2)
+    return {**_clock(source), "autocovariances": source.normal(*shape, dtype=_dtype(source))}
+
+
 def _clock(source: Source) -> Arguments:
     return {
         "beta": source.pick.choice([0.0, 0.5, 0.97, 1 - 1e-9]),
@@ -134,6 +155,21 @@ def _mismatch_bound(arguments: Mapping[str, Any]) -> list[Shape]:
     if J is not None:
         bound = bound * torch.empty(J.shape[:-2], dtype=J.dtype)
     return [(tuple(bound.shape), bound.dtype)]
+
+
+def _error_bound(arguments: Mapping[str, Any]) -> list[Shape]:
+    ((shape, dtype),) = (found for found in _mismatch_bound(arguments) if found is not None)
+    return [(tuple(torch.broadcast_shapes(shape, arguments["estimated"].shape[:-2])), dtype)]
+
+
+def _four(arguments: Mapping[str, Any]) -> list[Shape]:
+    leading = torch.broadcast_shapes(*(S.shape[:-2] for S in arguments.values()))
+    return [((*leading, 4), arguments["fisher"].dtype)]
+
+
+def _without_lags(arguments: Mapping[str, Any]) -> list[Shape]:
+    gamma = arguments["autocovariances"]
+    return [((*gamma.shape[:-3], *gamma.shape[-2:]), gamma.dtype)]
 
 
 def _shrunk(weight: str) -> Callable[[Mapping[str, Any]], list[Shape]]:
@@ -239,6 +275,12 @@ DOORS: dict[str, Door] = {
     "observed_label_mismatch_bound": Door(
         theory.observed_label_mismatch_bound, _with_jacobian, _mismatch_bound
     ),
+    "observed_label_factor": Door(theory.observed_label_factor, _labels, _mismatch),
+    "observed_factor_error_bound": Door(
+        theory.observed_factor_error_bound, _with_estimate, _error_bound
+    ),
+    "factor_error_terms": Door(theory.factor_error_terms, _factor_parts, _four),
+    "ema_covariance": Door(theory.ema_covariance, _lags, _without_lags),
     "ema_variance": Door(theory.ema_variance, _clock, _plain),
     "sparse_variance_ratio": Door(theory.sparse_variance_ratio, _clock, _plain),
     "sparse_noise_gain": Door(

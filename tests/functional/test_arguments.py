@@ -46,6 +46,16 @@ TENSOR_ARGUMENTS: list[tuple[Callable[..., Any], dict[str, Any]]] = [
     (theory.softmax_fisher, {"p": P}),
     (theory.observed_label_mismatch, {"q": P, "p": P}),
     (theory.observed_label_mismatch_bound, {"q": P, "p": P, "jacobian": RIGHT}),
+    (theory.observed_label_factor, {"q": P, "p": P}),
+    (
+        theory.observed_factor_error_bound,
+        {"estimated": RIGHT, "q": P, "p": P, "jacobian": RIGHT},
+    ),
+    (
+        theory.factor_error_terms,
+        {"cached": LEFT, "current": LEFT, "estimated": LEFT, "observed": LEFT, "fisher": LEFT},
+    ),
+    (partial(theory.ema_covariance, beta=0.5), {"autocovariances": LEFT.expand(2, 3, 3)}),
 ]
 WRONG: list[tuple[Callable[[Tensor], Any], type[Exception]]] = [
     (lambda X: X.tolist(), TypeError),
@@ -80,6 +90,8 @@ NUMBER_ARGUMENTS: list[tuple[Callable[..., Any], str, list[Any]]] = [
     (partial(theory.oas_condition_bound, 3), "intensity", [0, 0.0, -1, math.nan]),
     (theory.ema_variance, "beta", [-1, 1, 2, math.nan]),
     (partial(theory.ema_variance, 0.5), "every", [0, -1, 10**400]),
+    (partial(theory.ema_covariance, LEFT[None]), "beta", [-1, 1, 2, math.nan]),
+    (partial(theory.ema_covariance, LEFT[None], 0.5), "every", [0, -1, 10**400]),
     (lambda beta: theory.sparse_variance_ratio(beta, 2), "beta", [1, 1.5]),
     (partial(theory.sparse_noise_gain, 0.9, 2), "frequency", [math.nan, math.inf, 10**400]),
     (partial(theory.sparse_lag, 0.9), "every", [0, 10**400]),

@@ -163,6 +163,61 @@ def test_the_factor_mismatch_is_the_difference_of_expectations(seed: int, c: int
 
 
 @repeatable
+@given(seeds, st.integers(1, 8))
+def test_the_observed_factor_is_the_expectation_over_its_labels(seed: int, c: int) -> None:
+    q, p = distributions(seed, c)
+    found = theory.observed_label_factor(q, p)
+    assert torch.allclose(found, label_moment(q, p), rtol=0, atol=roundoff())
+    same = theory.observed_label_factor(p, p)
+    assert torch.allclose(same, theory.softmax_fisher(p), rtol=0, atol=roundoff())
+
+
+@repeatable
+@given(seeds, st.integers(2, 6), st.integers(1, 7))
+def test_an_estimated_factor_is_within_sampling_and_mismatch(seed: int, c: int, h: int) -> None:
+    """Corollary 4's two terms, for an estimate from some labels."""
+    q, p = distributions(seed, c)
+    labels, _ = distributions(seed + 2, c)
+    J = normal(c, h, random_source(seed + 1))
+    estimated = J.T @ label_moment(labels, p) @ J
+    bound = float(theory.observed_factor_error_bound(estimated, q, p, J))
+    error = operator(estimated - J.T @ label_moment(p, p) @ J)
+    slack = roundoff(operator(J) ** 2)
+    assert error <= bound + slack
+    sampling = operator(estimated - J.T @ label_moment(q, p) @ J)
+    mismatch = float(theory.observed_label_mismatch_bound(q, p, J))
+    assert bound == pytest.approx(sampling + mismatch, abs=slack)
+    # Without noise and mismatch nothing is left.
+    assert float(theory.observed_factor_error_bound(label_moment(p, p), p, p)) <= roundoff()
+
+
+@repeatable
+@given(seeds, st.integers(1, 5))
+def test_the_factor_error_is_within_its_four_parts(seed: int, d: int) -> None:
+    source = random_source(seed)
+    cached, current, estimated, observed, fisher = (
+        X + X.T for X in (normal(d, d, source) for _ in range(5))
+    )
+    terms = theory.factor_error_terms(cached, current, estimated, observed, fisher)
+    apart = [estimated - observed, observed - fisher, current - estimated, cached - current]
+    assert terms.tolist() == pytest.approx([operator(X) for X in apart], rel=roundoff())
+    assert operator(cached - fisher) <= float(terms.sum()) * (1 + roundoff())
+    # Errors in one direction add up, so no constant could be better.
+    steps = [k * estimated for k in (1.0, 2.0, 4.0, 8.0, 16.0)]
+    aligned = theory.factor_error_terms(steps[0], steps[1], steps[2], steps[3], steps[4])
+    assert float(aligned.sum()) == pytest.approx(operator(steps[0] - steps[4]), rel=roundoff())
+
+
+def test_factor_error_terms_are_batched_and_broadcast() -> None:
+    source = random_source(0)
+    batch = torch.stack([normal(3, 3, source) for _ in range(4)])
+    terms = theory.factor_error_terms(batch, batch[0], batch[1], batch[2], batch[3])
+    assert terms.shape == (4, 4)
+    assert terms[0, 3] == 0
+    assert torch.equal(terms[:, 0], terms[:1, 0].expand(4))
+
+
+@repeatable
 @given(seeds, st.integers(2, 6), st.integers(1, 7))
 def test_a_hidden_layer_multiplies_the_bound_by_its_jacobian(seed: int, c: int, h: int) -> None:
     q, p = distributions(seed, c)
@@ -207,6 +262,37 @@ def test_sparse_averages_from_the_weights_of_the_recursion(beta: float, every: i
         math.fsum(w * (j * every + phase) for j, w in enumerate(sparse)) for phase in range(every)
     ]
     assert theory.sparse_lag(beta, every) == pytest.approx(math.fsum(ages) / every, rel=1e-12)
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("every", [1, 2, 4])
+def test_the_covariance_of_an_average_from_the_weights_of_the_recursion(
+    beta: float, every: int
+) -> None:
+    """Σ_{ij} w_i w_j Γ_{(j−i)K}, for a moving average of white noise in two dimensions."""
+    source = random_source(5)
+    theta = [normal(2, 2, source) for _ in range(6)]
+    gamma = torch.stack(
+        [sum(a @ b.T for a, b in zip(theta[lag:], theta, strict=False)) for lag in range(6)]  # type: ignore[misc]
+    )
+    decay = beta**every
+    weights = [(1 - decay) * decay**j for j in range(400)]
+    total = torch.zeros(2, 2, dtype=torch.float64)
+    for i, w in enumerate(weights):
+        for j in range(max(0, i - 5), min(len(weights), i + 6)):
+            lag = (j - i) * every
+            if abs(lag) < 6:
+                # Y sums w_i X_{t−iK}, and Cov(X_{t−iK}, X_{t−jK}) = Γ_{(j−i)K}.
+                total += w * weights[j] * (gamma[lag] if lag >= 0 else gamma[-lag].T)
+    found = theory.ema_covariance(gamma, beta, every)
+    assert torch.allclose(found, total, rtol=0, atol=1e-10 * float(gamma[0].norm()))
+    assert torch.equal(found, found.mT)
+
+
+def test_the_covariance_of_white_noise_is_the_variance() -> None:
+    white = torch.eye(3, dtype=torch.float64).expand(2, 1, 3, 3)
+    found = theory.ema_covariance(white, 0.97, 4)
+    assert torch.equal(found, theory.ema_variance(0.97, 4) * white[:, 0])
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 0.97])

@@ -121,6 +121,16 @@ def softmax_fisher(p: Tensor) -> Tensor:
     return torch.diag_embed(p) - p.unsqueeze(-1) * p.unsqueeze(-2)
 
 
+def observed_label_factor(q: Tensor, p: Tensor) -> Tensor:
+    """B_{q,z} = E_{y∼q}[(p − e_y)(p − e_y)ᵀ], [..., c, c]; with q = p it is B_{F,z}.
+
+    Labels have the distribution q, the model predicts p, both [..., c].
+    """
+    q = p + _residual(q, p)  # in p's dtype, and of the shape that both broadcast to
+    cross = p.unsqueeze(-1) * q.unsqueeze(-2)
+    return torch.diag_embed(q) - cross - cross.mT + p.unsqueeze(-1) * p.unsqueeze(-2)
+
+
 def observed_label_mismatch(q: Tensor, p: Tensor) -> Tensor:
     """B_{q,z} − B_{F,z} = Diag(r) − prᵀ − rpᵀ with r = q − p, Equation (10) (Proposition 3)."""
     r = _residual(q, p)
@@ -154,6 +164,28 @@ def observed_label_mismatch_bound(q: Tensor, p: Tensor, jacobian: Tensor | None 
     return bound * attempt(torch.linalg.matrix_norm, jacobian, ord=2).square()
 
 
+def observed_factor_error_bound(
+    estimated: Tensor, q: Tensor, p: Tensor, jacobian: Tensor | None = None
+) -> Tensor:
+    """‖B̂_l − B_{F,l}‖₂ ≤ ‖B̂_l − B_{q,l}‖₂ + 3‖J_l‖₂²‖q − p‖₂, the two parts of Corollary 4.
+
+    The first vanishes as samples grow, the second as the model approaches the labels' distribution.
+
+    Args:
+        estimated: [..., k, k] B̂_l, an estimate of B_{q,l}.
+        q: [..., c] the labels' distribution.
+        p: [..., c] the model's.
+        jacobian: [..., c, k] J_l, or None for the logits themselves; then k = c.
+    """
+    mismatch = observed_label_mismatch_bound(q, p, jacobian)
+    arguments.decomposable(p, "p")
+    observed = observed_label_factor(q, p).to(p.dtype)
+    if jacobian is not None:
+        arguments.same_dtype_and_device(jacobian, "jacobian", p, "p")
+        observed = jacobian.mT @ observed @ jacobian
+    return _operator_distance(estimated, "estimated", observed, "B_q") + mismatch
+
+
 def _residual(q: Tensor, p: Tensor) -> Tensor:
     """The difference q − p; q may have an integer dtype."""
     arguments.floating(p, "p", "[..., c]", 1)
@@ -165,6 +197,47 @@ def _residual(q: Tensor, p: Tensor) -> Tensor:
     arguments.same_device(q, "q", p, "p")
     arguments.broadcast_shape(q.shape, "q", p.shape, "p")
     return q - p
+
+
+def factor_error_terms(
+    cached: Tensor, current: Tensor, estimated: Tensor, observed: Tensor, fisher: Tensor
+) -> Tensor:
+    """The four terms of Equation (20), [..., 4]; their sum bounds ‖B̄_t^eff − B_{F,t}‖₂.
+
+    In order: finite sample, model mismatch, shrinkage and floor, average and staleness.
+
+    Args:
+        cached: [..., d, d] B̄_t^eff, the averaged factor after shrinkage and floor.
+        current: [..., d, d] B_t^eff, this batch's factor after shrinkage and floor.
+        estimated: [..., d, d] B̂_t, this batch's second moment.
+        observed: [..., d, d] B_{q,t}, its expectation over the labels' distribution.
+        fisher: [..., d, d] B_{F,t}, the same over the model's.
+    """
+    terms = [
+        _operator_distance(estimated, "estimated", observed, "observed"),
+        _operator_distance(observed, "observed", fisher, "fisher"),
+        _operator_distance(current, "current", estimated, "estimated"),
+        _operator_distance(cached, "cached", current, "current"),
+    ]
+    ends = arguments.broadcast_shape(terms[0].shape, "estimated", terms[1].shape, "fisher")
+    arguments.broadcast_shape(terms[3].shape, "cached", ends, "estimated and fisher")
+    return torch.stack(torch.broadcast_tensors(*terms), -1)
+
+
+def _operator_distance(S: Tensor, name: str, T: Tensor, other: str) -> Tensor:
+    """‖S − T‖₂."""
+    for X, called in ((S, name), (T, other)):
+        arguments.square(X, called)
+        arguments.decomposable(X, called)
+        arguments.not_empty(X, called)
+    if S.shape[-1] != T.shape[-1]:
+        raise ValueError(
+            f"{name} must have {other}'s size, {T.shape[-1]}×{T.shape[-1]}, got shape "
+            f"{tuple(S.shape)}"
+        )
+    arguments.same_dtype_and_device(S, name, T, other)
+    arguments.broadcast_shape(S.shape[:-2], name, T.shape[:-2], other)
+    return attempt(torch.linalg.matrix_norm, S - T, ord=2)
 
 
 def ema_variance(beta: float, every: int = 1) -> float:
@@ -181,6 +254,33 @@ def ema_variance(beta: float, every: int = 1) -> float:
 def sparse_variance_ratio(beta: float, every: int) -> float:
     """Variance with K over variance with K = 1, Equations (24) and (25) (Proposition 6)."""
     return ema_variance(beta, every) / ema_variance(beta)
+
+
+def ema_covariance(autocovariances: Tensor, beta: float, every: int = 1) -> Tensor:
+    """Cov(vec Y), the stationary covariance of the sparse average, [..., d, d]; Equation (23).
+
+    With K = 1 it is Cov(vec Z). In b = β^K it is (1−b)/(1+b)·(Γ_0 + Σ_{j≥1} b^j(Γ_{jK} + Γ_{jK}ᵀ)).
+
+    Args:
+        autocovariances: [..., h, d, d] Γ_0, …, Γ_{h−1} of the observations, with
+            Γ_j = Cov(X_{t+j}, X_t); later ones are zero.
+        beta: β_B, in [0, 1).
+        every: K, the steps between two observations.
+    """
+    arguments.floating(autocovariances, "autocovariances", "[..., h, d, d]", 3)
+    arguments.square(autocovariances, "autocovariances")
+    arguments.not_empty(autocovariances, "autocovariances")
+    if autocovariances.shape[-3] == 0:
+        raise ValueError(
+            f"autocovariances must begin with Γ_0, got shape {tuple(autocovariances.shape)}"
+        )
+    beta = _clock(beta, every)
+    lags = autocovariances.shape[-3]
+    observed = autocovariances[..., :: min(every, lags), :, :]
+    weights = [(beta**every) ** j for j in range(1, observed.shape[-3])]
+    later = observed[..., 1:, :, :] * observed.new_tensor(weights)[:, None, None]
+    one_way = later.sum(-3)
+    return ema_variance(beta, every) * (observed[..., 0, :, :] + one_way + one_way.mT)
 
 
 def sparse_noise_gain(beta: float, every: int, frequency: float) -> float:

@@ -21,7 +21,7 @@ from gomuon.lab.experiments.own_methods import take_imports
 from gomuon.lab.flags import NO_DEFAULT_SHOWN, Flag, OptionalPath, refuse_empty
 from gomuon.lab.report import methods_page, terminal_methods
 from gomuon.lab.terminal import CLOSED_PIPE, SafeConsole, escaped, one_line, reader_is_gone
-from gomuon.lab.verification import verify
+from gomuon.lab.verification.command import verify
 
 app = tyro.extras.SubcommandApp()
 app.command(race)

@@ -1,0 +1,1 @@
+"""`gomuon verify`: every statement of the paper, attacked on this machine."""
