@@ -126,3 +126,13 @@ def images(side: int = 16, channels: int = 3, batch: int = 4) -> Tensor:
 def like(model: nn.Module, v: Tensor) -> Tensor:
     """v in the dtype of a model."""
     return v.to(next(model.parameters()).dtype)
+
+
+def layer_of(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
+    """A linear layer with copies of these."""
+    outputs, inputs = weight.shape
+    layer = nn.Linear(inputs, outputs, bias=bias is not None, dtype=weight.dtype)
+    layer.weight.data = weight.detach().clone()
+    if bias is not None:
+        layer.bias.data = bias.detach().clone()
+    return layer

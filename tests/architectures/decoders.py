@@ -5,10 +5,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.architectures.case import Use, Uses, package
+from tests.architectures.case import Use, Uses, layer_of, package
 
 SYMBOLS = 61
-IDS = (torch.arange(4)[:, None] * 7 + torch.arange(12) * torch.tensor([[1], [2], [3], [5]])) % SYMBOLS
+STRIDES = torch.tensor([[1], [2], [3], [5]])
+IDS = (torch.arange(4)[:, None] * 7 + torch.arange(12) * STRIDES) % SYMBOLS
 ENDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 SIZES: dict[str, Any] = {
     "vocab_size": SYMBOLS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
@@ -65,7 +66,13 @@ def opt() -> nn.Module:
 
 
 def gpt2() -> nn.Module:
-    sizes = {"vocab_size": SYMBOLS, "n_positions": 32, "n_embd": 32, "n_layer": 2, "n_head": 4}
+    sizes: dict[str, Any] = {
+        "vocab_size": SYMBOLS,
+        "n_positions": 32,
+        "n_embd": 32,
+        "n_layer": 2,
+        "n_head": 4,
+    }
     return made("GPT2LMHeadModel", "GPT2Config", **sizes, **ENDS)
 
 
@@ -127,15 +134,8 @@ class LoopOfLinears(nn.Module):
 def linears(experts: Any, name: str) -> list[nn.Linear]:
     """The matrices of a stack as linear layers."""
     stack, biases = getattr(experts, name), getattr(experts, f"{name}_bias", None)
-    layers = []
-    for e, matrix in enumerate(stack.detach()):
-        weight = matrix.mT if getattr(experts, "is_transposed", False) else matrix
-        layer = nn.Linear(*weight.mT.shape, bias=biases is not None, dtype=weight.dtype)
-        layer.weight.data = weight.clone()
-        if biases is not None:
-            layer.bias.data = biases.detach()[e].clone()
-        layers.append(layer)
-    return layers
+    weights = stack.mT if getattr(experts, "is_transposed", False) else stack
+    return [layer_of(w, None if biases is None else biases[e]) for e, w in enumerate(weights)]
 
 
 def experts_as_layers(model: nn.Module) -> Uses:
@@ -169,8 +169,7 @@ def mamba_as_layers(model: nn.Module) -> Uses:
     for prefix, mixer in list(model.named_modules()):
         projection = getattr(mixer, "dt_proj", None)
         if isinstance(projection, nn.Linear):
-            layer = nn.Linear(*projection.weight.mT.shape, bias=False)
-            layer.weight = projection.weight
+            layer = layer_of(projection.weight)
             stand_in = nn.Module()
             stand_in.__dict__["weight"] = CallsLayer(layer)
             stand_in.bias = projection.bias

@@ -9,16 +9,16 @@ from tests.architectures.case import fixed, images, like
 from tests.architectures.decoders import ENDS, IDS, SIZES, SYMBOLS, made
 
 LABELS = torch.tensor([0, 1, 2, 1])
-T5_SIZES = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+T5_SIZES: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 PAIR_SIZES: dict[str, Any] = {
     "vocab_size": SYMBOLS, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2,
     "encoder_attention_heads": 4, "decoder_attention_heads": 4, "encoder_ffn_dim": 48,
     "decoder_ffn_dim": 48, "decoder_start_token_id": 1, **ENDS,
 }  # fmt: skip
-TOWER = {
+TOWER: dict[str, Any] = {
     "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4
 }  # fmt: skip
-PICTURE = {"image_size": 16, "patch_size": 4}
+PICTURE: dict[str, Any] = {"image_size": 16, "patch_size": 4}
 
 
 def every_token(model: Any) -> Tensor:
@@ -46,13 +46,17 @@ def albert() -> nn.Module:
 
 
 def distilbert() -> nn.Module:
-    sizes = {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4}
-    common = {"vocab_size": SYMBOLS, "max_position_embeddings": 32, "pad_token_id": 0}
+    sizes: dict[str, Any] = {"dim": 32, "hidden_dim": 48, "n_layers": 2, "n_heads": 4}
+    common: dict[str, Any] = {
+        "vocab_size": SYMBOLS,
+        "max_position_embeddings": 32,
+        "pad_token_id": 0,
+    }
     return made("DistilBertForMaskedLM", "DistilBertConfig", **sizes, **common)
 
 
 def t5() -> nn.Module:
-    common = {"vocab_size": SYMBOLS, "decoder_start_token_id": 1, **ENDS}
+    common: dict[str, Any] = {"vocab_size": SYMBOLS, "decoder_start_token_id": 1, **ENDS}
     return made("T5ForConditionalGeneration", "T5Config", **T5_SIZES, **common)
 
 

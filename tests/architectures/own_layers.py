@@ -7,15 +7,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.architectures.case import Use, Uses, package
+from tests.architectures.case import Use, Uses, layer_of, package
 from tests.architectures.decoders import SYMBOLS, llama
-from tests.architectures.plain import WIDTH, layer_of
+from tests.architectures.plain import WIDTH
 
 # ---- adapters ------------------------------------------------------------------------------------
 
 
 def adapted(**settings: Any) -> nn.Module:
-    """A Llama with adapters of rank 4 in its attention. B starts at random, or A had no gradient."""
+    """A Llama with adapters in its attention. B does not start at zero, or A had no gradient."""
     peft = package("peft")
     targets = ["q_proj", "v_proj", "o_proj"]
     config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM",

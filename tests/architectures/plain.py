@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.parametrizations import spectral_norm
 
-from tests.architectures.case import Use, Uses, fixed, images, like
+from tests.architectures.case import Use, Uses, fixed, images, layer_of, like
 from tests.architectures.decoders import IDS, SYMBOLS
 
 WIDTH = 32
@@ -73,15 +73,6 @@ class PlainAttention(nn.Module):
         q, k, v = (one.unflatten(-1, (self.heads, -1)).transpose(1, 2) for one in (q, k, v))
         mixed = F.scaled_dot_product_attention(q, k, v, attn_mask)
         return self.out(mixed.transpose(1, 2).flatten(-2)), None
-
-
-def layer_of(weight: Tensor, bias: Tensor | None = None) -> nn.Linear:
-    """A linear layer with copies of these."""
-    layer = nn.Linear(*weight.mT.shape, bias=bias is not None, dtype=weight.dtype)
-    layer.weight.data = weight.detach().clone()
-    if bias is not None:
-        layer.bias.data = bias.detach().clone()
-    return layer
 
 
 def attention_as_layers(model: nn.Module) -> Uses:

@@ -75,7 +75,8 @@ DECODERS: dict[str, Case] = {
         decoders.mamba, decoders.next_token, 94,
         matrix=("*.in_proj.weight", "*.x_proj.weight", "*.dt_proj.weight", "*.out_proj.weight"),
         missed=("*.conv1d.weight",), embedding=("*.embeddings.weight",), other=("*.A_log",),
-        as_layers=decoders.mamba_as_layers, dtype=FLOAT, says="conv1d.weight.*its module was not called",
+        as_layers=decoders.mamba_as_layers, dtype=FLOAT,
+        says="conv1d.weight.*its module was not called",
     ),
 }  # fmt: skip
 
@@ -178,7 +179,6 @@ VISION: dict[str, Case] = {
     "torchvision ResNet-18": Case(
         vision.torchvision_resnet18, vision.classes_of_larger, 99,
         matrix=("conv1.weight", "*.conv?.weight", "*.downsample.0.weight"), head=("fc.weight",),
-        dtype=FLOAT,
     ),
 }  # fmt: skip
 

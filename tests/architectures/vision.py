@@ -86,5 +86,5 @@ def narrow(module: nn.Conv2d | nn.BatchNorm2d | nn.Linear) -> nn.Module:
     if isinstance(module, nn.Linear):
         return nn.Linear(module.in_features // 8, module.out_features)
     inputs = module.in_channels if module.in_channels == 3 else module.in_channels // 8
-    outputs, shape = module.out_channels // 8, (module.kernel_size, module.stride, module.padding)
-    return nn.Conv2d(inputs, outputs, *shape, bias=False)
+    kernel, stride, padding = module.kernel_size[0], module.stride[0], module.padding[0]
+    return nn.Conv2d(inputs, module.out_channels // 8, kernel, stride, int(padding), bias=False)

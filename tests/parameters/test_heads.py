@@ -69,7 +69,7 @@ CASES: dict[str, tuple[Any, list[str]]] = {
     "inside numbered blocks": ({"blocks": nn.ModuleList([stack(), stack()])}, []),
     "named, inside numbered blocks": ({"blocks": nn.ModuleList([Model(a=linear(), score=linear())]),
                                        "norm": nn.LayerNorm(4)}, ["blocks.0.score"]),
-    "distilled, each in a module": ({"body": stack(), "head": Model(head=stack(), head_dist=stack())},
+    "distilled, each in a module": ({"a": stack(), "head": Model(head=stack(), head_dist=stack())},
                                     ["head.head.2", "head.head_dist.2"]),
     "names that end in _classifier": ({"cls_classifier": wide(), "distillation_classifier": wide(),
                                        "body": stack()},
