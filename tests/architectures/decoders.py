@@ -86,7 +86,8 @@ def qwen3_moe() -> nn.Module:
 
 
 def gpt_oss() -> nn.Module:
-    return made("GptOssForCausalLM", "GptOssConfig", "grouped_mm", head_dim=8, **EXPERTS)
+    sizes = {**EXPERTS, "max_position_embeddings": 131072}  # its positions are scaled to these
+    return made("GptOssForCausalLM", "GptOssConfig", "grouped_mm", head_dim=8, **sizes)
 
 
 def deepseek_v3() -> nn.Module:

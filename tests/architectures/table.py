@@ -8,7 +8,7 @@ from tests.architectures.case import Case
 
 PROJECTIONS = ("*_proj.weight",)
 STACKS = ("*.experts.gate_up_proj", "*.experts.down_proj")
-ROUTERS = ("*.gate.weight", "*.router.weight", "*.gate_up_proj_bias", "*.down_proj_bias")
+ROUTERS = ("*.gate.weight",)
 TOKENS = ("*embed_tokens.weight",)
 FLOAT = torch.float32
 TURNED = LayerSpec(transposed=True)  # stored inputs × outputs
@@ -52,23 +52,25 @@ DECODERS: dict[str, Case] = {
     "Mixtral": Case(
         decoders.mixtral, decoders.next_token, 95,
         matrix=(*PROJECTIONS, *STACKS), embedding=TOKENS, head=("lm_head.weight",),
-        other=ROUTERS[:1], as_layers=decoders.experts_as_layers,
+        other=ROUTERS, as_layers=decoders.experts_as_layers,
     ),
     "Qwen3-MoE": Case(
         decoders.qwen3_moe, decoders.next_token, 95,
         matrix=(*PROJECTIONS, *STACKS), embedding=TOKENS, head=("lm_head.weight",),
-        other=ROUTERS[:1], as_layers=decoders.experts_as_layers,
+        other=ROUTERS, as_layers=decoders.experts_as_layers,
     ),
     "GPT-OSS": Case(
-        decoders.gpt_oss, decoders.next_token, 92,
-        matrix=(*PROJECTIONS, *STACKS), embedding=TOKENS, head=("lm_head.weight",),
-        other=ROUTERS[1:], as_layers=decoders.experts_as_layers, dtype=FLOAT,
+        decoders.gpt_oss, decoders.next_token, 93,
+        matrix=(*PROJECTIONS, *STACKS, "*.router.weight"), embedding=TOKENS,
+        head=("lm_head.weight",), other=("*.gate_up_proj_bias", "*.down_proj_bias"),
+        as_layers=decoders.experts_as_layers, dtype=FLOAT,
+        settings={"routes": {"*.router.weight": "matrix"}}, by_function=("*.router.weight",),
     ),
     "DeepSeek-V3": Case(
         decoders.deepseek_v3, decoders.next_token, 90,
         matrix=("*a_proj.weight", "*a_proj_with_mqa.weight", "*b_proj.weight", *PROJECTIONS,
                 *STACKS),
-        embedding=TOKENS, head=("lm_head.weight",), other=ROUTERS[:1],
+        embedding=TOKENS, head=("lm_head.weight",), other=ROUTERS,
         as_layers=decoders.experts_as_layers,
     ),
     "Mamba": Case(

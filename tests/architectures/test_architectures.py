@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from tests.architectures.reference import direct_sums, stacked
 from tests.architectures.table import CASES
 
 STEPS, SAVED = 10, 5
+PAGE = Path(__file__).parents[2] / "docs" / "compatibility.md"
 MIXTURES = ("Mixtral", "Qwen3-MoE")
 # Factors that are only sums: not shrunk, not cut into blocks, of all rows, A kept as well.
 AS_MEASURED = {"shrinkage": 0.0, "block_size": 4096, "rows": None, "input_decay": 0.5}
@@ -123,6 +125,11 @@ def test_ten_updates_lower_the_loss_and_a_run_resumes_exactly(architecture: str)
         untrained = {k: first[k] if k.startswith(part) else v for k, v in saved_now(model).items()}
         again.load_state_dict(untrained)
         assert trained < seeded(loss, 0)(again).item(), part
+
+
+def test_the_page_has_a_row_for_each() -> None:
+    rows = re.findall(r"^\| ([^|]+) \| (\d+) % \|", PAGE.read_text(), flags=re.MULTILINE)
+    assert rows == [(name, str(case.share)) for name, case in CASES.items()]
 
 
 def train(
