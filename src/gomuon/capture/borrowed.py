@@ -28,8 +28,6 @@ def borrowed_layers(model: nn.Module) -> set[nn.Module]:
     read: dict[type[nn.Module], set[str]] = {}
     for parent in model.modules():
         kind = type(parent)
-        if kind.__module__.startswith("torch."):
-            continue  # what torch's own modules do is known
         if kind not in read:
             read[kind] = _weights_read(kind)
         for name in read[kind]:
@@ -57,13 +55,16 @@ def _weights_read(kind: type[nn.Module]) -> set[str]:
 
 
 def _codes(kind: type[nn.Module], name: str) -> Iterator[CodeType]:
-    """The code of a class's own method, without decorators; nothing for torch's and others."""
-    if hasattr(nn.Module, name) and name != "forward":
-        return
+    """The code of a method, without decorators; none if there is no such method, or it is torch's.
+
+    What torch's own modules do is known. `fully_shard` makes classes of torch with others' methods.
+    """
     function: Any = inspect.getattr_static(kind, name, None)
     function = inspect.unwrap(getattr(function, "__func__", function))
     if isinstance(function, FunctionType):
-        yield function.__code__
+        defined_in: str | None = function.__module__
+        if not (defined_in or "").startswith("torch."):
+            yield function.__code__
 
 
 def _owners_of_weights(code: CodeType) -> Iterator[str]:
