@@ -54,7 +54,7 @@ class Reports:
     def product_not_captured(self, name: str, cause: str) -> None:
         """Warn that no product with a weight was captured, although it was due to be."""
         self.warn_once(
-            f"nothing was captured for {name!r}, which is no linear layer's weight: {cause}. It "
+            f"nothing was captured for {name!r}, which functions multiply with: {cause}. It "
             "uses identity maps, like Muon"
         )
 

@@ -44,7 +44,9 @@ class ExpertModel(nn.Module):
         x = self.tokens(window)
         for block in self.blocks:
             x = block(x, window * window % 7 % 4)  # no token goes to the fourth expert
-        logits: Tensor = self.head(self.hidden(x).tanh())
+        first, rest = x[:, :4], x[:, 4:]  # a layer's weight, used with and without the layer
+        hidden = [F.linear(first, self.hidden.weight, self.hidden.bias), self.hidden(rest)]
+        logits: Tensor = self.head(torch.cat(hidden, 1).tanh())
         return logits
 
 

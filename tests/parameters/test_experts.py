@@ -225,3 +225,34 @@ def test_recurrent_kernels_run_as_muon_and_the_table_says_so(kind: type[nn.Modul
         assert entry.geometry == "identity"
     for route_ in names.values():
         assert set(optimizer.state[route_.parameter]) == {"momentum", "updates"}
+
+
+class Parallel(nn.Module):
+    """Experts of JetMoe and Granite, stored as torch stores a linear layer's weight."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.num_experts, self.input_size, self.output_size = 4, inputs, outputs
+        self.weight = nn.Parameter(torch.randn(4, outputs, inputs))
+
+
+@pytest.mark.parametrize("sizes", [(6, 8), (8, 8)], ids=str)
+def test_experts_that_say_their_sizes(sizes: tuple[int, int]) -> None:
+    assert expert_weights(Parallel(*sizes)) == {"weight": False}
+
+
+def test_experts_beside_identities() -> None:
+    """LongCat counts both; one weight has rows for the identities as well."""
+    module = KnownExperts((6, 12, 8), (4, 8, 6), hidden_size=8, num_routed_experts=4,
+                          total_experts=6)  # fmt: skip
+    del module.num_experts
+    assert expert_weights(module) == {"gate_up_proj": False, "down_proj": False}
+
+
+def test_a_matrix_with_heads_is_no_stack_of_as_many_matrices() -> None:
+    layer = nn.Module()
+    layer.q = nn.Parameter(torch.randn(32, 4, 8))
+    model = nn.Sequential(nn.Linear(4, 4), layer, nn.Linear(4, 4))
+    reason = next(row.reason for row in route(model) if row.name == "1.q")
+    assert "for one matrix with heads pass" in reason
+    assert "LayerSpec(stack=False)" in reason

@@ -30,6 +30,10 @@ def stack() -> nn.Sequential:
     return nn.Sequential(linear(), nn.ReLU(), linear())
 
 
+def wide() -> nn.Linear:
+    return nn.Linear(4, 6)
+
+
 class OneHeadOfAttention(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -65,6 +69,33 @@ CASES: dict[str, tuple[Any, list[str]]] = {
     "inside numbered blocks": ({"blocks": nn.ModuleList([stack(), stack()])}, []),
     "named, inside numbered blocks": ({"blocks": nn.ModuleList([Model(a=linear(), score=linear())]),
                                        "norm": nn.LayerNorm(4)}, ["blocks.0.score"]),
+    "distilled, each in a module": ({"a": stack(), "head": Model(head=stack(), head_dist=stack())},
+                                    ["head.head.2", "head.head_dist.2"]),
+    "names that end in _classifier": ({"cls_classifier": wide(), "distillation_classifier": wide(),
+                                       "body": stack()},
+                                      ["cls_classifier", "distillation_classifier"]),
+    "a layer before the classifier": ({"body": stack(), "pre_classifier": wide(),
+                                       "classifier": wide()}, ["classifier"]),
+    "boxes and classes": ({"body": stack(), "class_labels_classifier": wide(),
+                           "bbox_predictor": stack()},
+                          ["class_labels_classifier", "bbox_predictor.2"]),
+    "pooling before an unnamed head": ({"head": Model(attention=OneHeadOfAttention(), a=wide()),
+                                        "projection": wide()}, ["projection"]),
+    "registered first: questions": ({"qa_outputs": wide(), "body": stack()}, ["qa_outputs"]),
+    "a module before the head": ({"body": stack(), "head": Model(dense=linear()),
+                                  "classifier": wide()}, ["classifier"]),
+    "the same without a head": ({"body": stack(), "head": Model(dense=linear())}, ["head.dense"]),
+    "pooling by attention": ({"head": Model(attention=OneHeadOfAttention(), out=wide()),
+                              "classifier": wide()}, ["classifier"]),
+    "a policy with attention": ({"policy": Model(attention=OneHeadOfAttention(), out=wide()),
+                                 "critic": wide()}, ["policy.out", "critic"]),
+    "projections of two towers": ({"visual_projection": wide(), "text_projection": wide(),
+                                   "body": stack()}, ["visual_projection", "text_projection"]),
+    "a projection into a language model": ({"visual_projection": wide(), "body": stack(),
+                                            "lm_head": wide()}, ["lm_head"]),
+    "a head inside of attention": ({"attention": Model(v_head=linear()), "out": wide()}, ["out"]),
+    "features named conv_head": ({"body": conv(), "conv_head": conv(1), "classifier": wide()},
+                                 ["classifier"]),
     "named, inside and outside": ({"blocks": nn.ModuleList([Model(score=linear())]),
                                    "head": linear()}, ["head"]),
 }  # fmt: skip

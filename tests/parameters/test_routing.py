@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gomuon import GoMuon
+from gomuon import KFAC, GoMuon
 from gomuon.parameters.routing import RoutingTable, route
 from tests.models import mlp, transformer
 
@@ -221,3 +221,16 @@ def test_wrappers_leave_no_mark_on_names() -> None:
     wrapped[2] = torch.compile(wrapped[2])  # type: ignore[assignment]
     assert str(GoMuon(nn.DataParallel(model)).routing_table()) == plain
     assert str(GoMuon(wrapped).routing_table()) == plain
+
+
+def test_making_an_optimizer_does_not_advance_spectral_norms() -> None:
+    """Such a norm changes its state whenever its weight is read in training."""
+    torch.manual_seed(0)
+    normed = [nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)) for _ in range(2)]
+    model = nn.Sequential(*normed, nn.Linear(4, 4), nn.Linear(4, 2)).train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for kind in (GoMuon, KFAC):
+        kind(model)
+        kind(model, example_input=torch.randn(3, 4))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, before[name]), name

@@ -203,6 +203,8 @@ class FunctionWatch:
         watched = self.weights[view.weight]
         if not (watched.open and view.weight.requires_grad):
             return result
+        if self._running.modules[-1][0] in watched.layers:
+            return result  # the hook of the layer captures it
         try:
             return self._tapped(product, result, view, watched, is_left=views[0] is not None)
         except NotLinear as reason:

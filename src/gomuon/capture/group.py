@@ -100,7 +100,7 @@ class GroupCapture:
             for one in watched
             if one.open
         }
-        return products | {
+        layers = {
             parameter: Statistics(
                 _sum(
                     (
@@ -115,10 +115,19 @@ class GroupCapture:
             for parameter, hooks in ((p, self._hooks[p]) for p in chosen if p in self._hooks)
             if any(hook.open for hook in hooks)
         }
+        for weight in products.keys() & layers.keys():  # used by functions and by its layers
+            layers[weight] = _together(layers[weight], products[weight])
+        return products | layers
 
     def why_missed(self, parameter: Tensor) -> str:
         """Why nothing was captured for this parameter in this step."""
         return cause_of(parameter, self._hooks.get(parameter, ()))
+
+    def why_uncaptured(self, parameter: Tensor) -> str | None:
+        """The same for products with a watched weight; None if its layers have more to say."""
+        if parameter in self._hooks and self._watched[parameter].problem is None:
+            return None
+        return self.functions.why_uncaptured(parameter)
 
     # ---- sums that are sent away during the backward pass ----------------------------------------
 
@@ -132,7 +141,7 @@ class GroupCapture:
 
     def leader_of(self, parameter: Tensor) -> Tensor:
         """The parameter whose layer is the first that reads the same inputs, as far as is known."""
-        if parameter in self._watched:
+        if parameter not in self._hooks:
             return parameter
         leaders = self.shared.leaders
         hook = self._hooks[parameter][0]
@@ -196,7 +205,7 @@ class GroupCapture:
 
     def shapes(self) -> dict[Tensor, MomentShapes]:
         """Shapes of the moments to capture in this step, by parameter."""
-        first = {p: hooks[0] for p, hooks in self._hooks.items()} | self._watched
+        first = self._watched | {p: hooks[0] for p, hooks in self._hooks.items()}
         return {parameter: self._wanted(one) for parameter, one in first.items() if one.open}
 
     def _wanted(self, hook: LayerHook | WatchedWeight) -> MomentShapes:
@@ -210,7 +219,8 @@ class GroupCapture:
 
     def identity_statistics(self, parameter: Tensor) -> Statistics:
         """Multiples of the identity, with the shapes of a layer's captured moments."""
-        hook = self._watched.get(parameter) or next(iter(self._hooks.get(parameter, ())), None)
+        own = self._hooks.get(parameter, ())
+        hook = next(iter(own), None) or self._watched.get(parameter)
         if hook is None:
             return Statistics(None, None)
         dtype, device, wanted = hook.dtype, parameter.device, self._wanted(hook)
@@ -324,3 +334,11 @@ def _sum(terms: Iterable[Term], cache: dict[Any, Moment]) -> Moment | None:
                 stacked_counts([moment.uses * times for moment, times in present]).sum(),
             )
     return cache[key]
+
+
+def _together(one: Statistics, other: Statistics) -> Statistics:
+    """The sums of both."""
+    return Statistics(
+        _sum([(one.inputs, 1.0), (other.inputs, 1.0)], {}),
+        _sum([(one.gradients, 1.0), (other.gradients, 1.0)], {}),
+    )

@@ -20,9 +20,9 @@ _COMPILED = (
     "without the module, nothing can be captured"
 )
 _NOT_CALLED = (
-    "its module was not called since the last step: its weight is used without it, as torch does "
-    "in nn.MultiheadAttention, or its gradient was set by hand. Call the module itself to have it "
-    "captured"
+    "its module was not called since the last step: its weight is used without it, in other code "
+    "than that of the module around it or by a function that is no product, or its gradient was "
+    "set by hand. Call the module itself to have it captured"
 )
 _NO_GRADIENTS = (
     "all forward passes of its module since the last step were without gradients (no_grad, "

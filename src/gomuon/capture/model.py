@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from gomuon.capture.borrowed import borrowed_layers
 from gomuon.capture.group import GroupCapture, remove_hooks
 from gomuon.capture.modules import captured_modules
 from gomuon.capture.placed import remove_inert_hooks
@@ -139,9 +140,12 @@ class ModelCapture:
                 sharded=is_sharded(parameter),
                 shard=layout.shards.get(parameter),
             )
+        borrowed = borrowed_layers(self.model)
         for parameter in group["params"]:
-            if is_matrix(group, parameter) and parameter not in modules and parameter.numel():
-                self._watch(capture, parameter, group, sampling)
+            layers = frozenset(one.module for one in modules.get(parameter, ()))
+            outside = not layers or (layers & borrowed and parameter not in layout.shards)
+            if outside and is_matrix(group, parameter) and parameter.numel():
+                self._watch(capture, parameter, group, sampling, layers)
         capture.functions.place(self.model)
 
     def _watch(
@@ -150,8 +154,9 @@ class ModelCapture:
         parameter: Tensor,
         group: Group,
         sampling: Callable[[Tensor], Sampling],
+        layers: frozenset[nn.Module],
     ) -> None:
-        """Watch a weight that no module multiplies with."""
+        """Watch a weight that functions multiply with; `layers` do as well, with their hooks."""
         gradients, inputs = self.sides_of(parameter, group)
         spec = self._layout.spec_of(parameter, group)
         divided = spec.shard is not None and is_sharded(parameter)
@@ -167,15 +172,15 @@ class ModelCapture:
             sampling(parameter),
         )
         phase = self._layout.phases.get(parameter, 0.0)
-        capture.watch(
-            WatchedWeight(parameter, cut, inputs, gradients, phase, is_sharded(parameter))
-        )
+        sharded = is_sharded(parameter)
+        watched = WatchedWeight(parameter, cut, inputs, gradients, phase, sharded, layers=layers)
+        capture.watch(watched)
 
     def why_uncaptured(self, parameter: Tensor) -> str | None:
         """Why no product with a watched weight was captured; None for layers with hooks."""
         for capture in self.groups:
             if parameter in capture.functions.weights:
-                return capture.functions.why_uncaptured(parameter)
+                return capture.why_uncaptured(parameter)
         return None
 
     def _phases(self, index: int, group: Group) -> dict[Tensor, float]:

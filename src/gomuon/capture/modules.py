@@ -9,7 +9,7 @@ from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from gomuon.capture.hooks import CapturedModule
 from gomuon.parameters.divided_rows import CapturedRows, divided
-from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
+from gomuon.parameters.rows import ConvRows, is_transposed_linear, own_parameter, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, own_shape
 from gomuon.parameters.tensor_shards import TensorShard
@@ -28,8 +28,8 @@ def captured_modules(
     """
     modules: dict[Tensor, list[CapturedModule]] = {}
     for module in model.modules():
-        weight = getattr(module, "weight", None)
-        if not isinstance(weight, nn.Parameter) or not weight.numel():
+        weight = own_parameter(module, "weight")
+        if weight is None or not weight.numel():
             continue
         if isinstance(module, NonDynamicallyQuantizableLinear):
             continue  # the output projection of nn.MultiheadAttention, which does not call it

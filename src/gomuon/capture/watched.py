@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gomuon.capture.tap import Probe, Tap, in_backward
 from gomuon.capture.uses import NotLinear, WeightUse
@@ -124,6 +124,7 @@ class WatchedWeight:
         called: whether a product was captured in a forward pass of this step.
         taken: whether some of its sums of this step have been sent away.
         problem: why a product of this step was not captured.
+        layers: the layers whose weight it is, which have hooks of their own.
     """
 
     weight: Tensor
@@ -137,6 +138,7 @@ class WatchedWeight:
     taken: bool = False
     problem: str | None = None
     substitute: Moment | None = None
+    layers: frozenset[nn.Module] = frozenset()
     dropped: Callable[[], None] | None = None
     inputs: StackProbe = field(init=False)
     gradients: StackProbe = field(init=False)

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 # Three-dimensional parameters of these are one matrix each, or one per group.
 _NO_STACKS = (nn.modules.conv._ConvNd, nn.Bilinear, nn.utils.parametrize.ParametrizationList)
-# Of a module of experts: parameters that read the hidden state, and those that compute it.
+# Of a module of experts: how many there are. LongCat's has identities beside those with weights.
+_NUMBERS = ("num_experts", "num_routed_experts", "total_experts")
+# Parameters that read the hidden state, and those that compute it.
 _READ_HIDDEN = ("gate_up_proj", "gate_proj", "up_proj")
 _COMPUTE_HIDDEN = ("down_proj",)
 
@@ -20,13 +22,11 @@ def expert_weights(module: nn.Module) -> dict[str, bool]:
 
     Empty for any other module, and if nothing says how the module stores its weights.
     """
-    number = getattr(module, "num_experts", None)
-    if not isinstance(number, int) or isinstance(number, bool):
-        return {}
+    numbers = [n for name in _NUMBERS if type(n := getattr(module, name, None)) is int]
     weights = {
         name: parameter
         for name, parameter in module.named_parameters(recurse=False)
-        if parameter.ndim == 3 and len(parameter) == number
+        if parameter.ndim == 3 and len(parameter) in numbers
     }
     transposed = _is_transposed(module, weights)
     return {} if transposed is None else dict.fromkeys(weights, transposed)
@@ -52,6 +52,11 @@ def how_to_stack(name: str, module: nn.Module, parameter: Tensor) -> str:
     """For the reason of a parameter that stays AdamW's: how to train it as a stack of matrices."""
     if parameter.ndim != 3 or min(parameter.shape) < 2 or isinstance(module, _NO_STACKS):
         return ""
+    if len(parameter) > min(parameter.shape[1:]):  # as XLNet's inputs × heads × size of a head
+        return (
+            f'; for one matrix with heads pass routes={{{name!r}: "matrix"}} and specs with '
+            "LayerSpec(stack=False), with transposed=True if it is inputs × heads × outputs"
+        )
     return (
         f'; for a stack of {len(parameter)} matrices pass routes={{{name!r}: "matrix"}} (and '
         "specs with LayerSpec(transposed=True) if they are inputs × outputs)"
@@ -68,10 +73,10 @@ def _is_transposed(module: nn.Module, weights: Mapping[str, Tensor]) -> bool | N
     hidden = getattr(module, "hidden_size", getattr(module, "hidden_dim", None))
     for name, parameter in weights.items():
         first, last = parameter.shape[1:]
-        if first == last:
-            continue
         if name == "weight" and sizes in ((first, last), (last, first)):
-            found.add(sizes == (first, last))
+            found.add(first != last and sizes == (first, last))  # square: as torch does
+        elif first == last:
+            continue
         elif name in _READ_HIDDEN and hidden in (first, last):
             found.add(hidden == first)
         elif name in _COMPUTE_HIDDEN and hidden in (first, last):

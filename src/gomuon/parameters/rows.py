@@ -228,6 +228,16 @@ def can_capture(v: Tensor, device: torch.device) -> bool:
     return not v.is_inference() and forward_ad.unpack_dual(v).tangent is None
 
 
+def own_parameter(module: nn.Module, name: str) -> nn.Parameter | None:
+    """A parameter that a module holds itself.
+
+    Reading the attribute would compute a parametrized weight, and a spectral norm would change its
+    state by that.
+    """
+    own = module.named_parameters(recurse=False)
+    return next((parameter for leaf, parameter in own if leaf == name), None)
+
+
 def is_transposed_linear(module: nn.Module) -> bool:
     """Transformers' Conv1D: a linear layer whose weight is stored inputs × outputs."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf") and hasattr(module, "nx")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gomuon.errors import describe_value
 from gomuon.parameters.experts import stacked_weights
 from gomuon.parameters.routing import RECURRENT, RoutingTable, plain_name, select
-from gomuon.parameters.rows import ConvRows, is_transposed_linear, rows_for
+from gomuon.parameters.rows import ConvRows, is_transposed_linear, own_parameter, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded
 from gomuon.parameters.side_forms import SideChoice, SideForm, choice_of, form_of
@@ -231,10 +231,10 @@ def joined_biases(
         if route.parameter not in blocks or blocks[route.parameter].dim != INPUTS
     }
     joined = {
-        module.bias
+        bias
         for module in model.modules()
-        if isinstance(getattr(module, "bias", None), nn.Parameter)
-        and getattr(module, "weight", None) in matrices
+        if (bias := own_parameter(module, "bias")) is not None
+        and own_parameter(module, "weight") in matrices
         and rows_for(module, Sampling()) is not None
         and getattr(module, "groups", 1) == 1
     }
@@ -260,9 +260,9 @@ def module_specs(
         if captured and isinstance(module, RECURRENT):
             for parameter in module.parameters(recurse=False):
                 specs[parameter] = LayerSpec(outputs="identity", inputs="identity")
-        weight, bias = getattr(module, "weight", None), getattr(module, "bias", None)
+        weight, bias = own_parameter(module, "weight"), own_parameter(module, "bias")
         rows = rows_for(module, Sampling())
-        if rows is None or not isinstance(weight, Tensor):
+        if rows is None or weight is None:
             continue
         specs[weight] = LayerSpec(
             parts=rows.groups if isinstance(rows, ConvRows) else 1,

@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gomuon.errors import describe_exception, describe_value
 from gomuon.parameters.heads import Heads
-from gomuon.parameters.rows import rows_for
+from gomuon.parameters.rows import own_parameter, rows_for
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded
 
@@ -124,7 +124,11 @@ def traced_heads(model: nn.Module, example_input: Any) -> Heads:
     reached = frozenset[nn.Parameter]().union(
         *(last for last in outputs if not _is_residual_stream(last, follow.before))
     )
-    layers = {module: module.weight for module in model.modules() if rows_for(module, Sampling())}
+    layers = {
+        module: own_parameter(module, "weight")
+        for module in model.modules()
+        if rows_for(module, Sampling())
+    }
     heads = {module: "reaches the output" for module, w in layers.items() if w in reached}
     return heads if len(heads) < len(layers) else {}  # without others they are the matrices
 
