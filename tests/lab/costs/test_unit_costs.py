@@ -13,7 +13,7 @@ from gomuon import GoMuon, LayerSpec
 from gomuon.functional import polar, polar_express
 from gomuon.functional.linalg import symmetric_product, working_dtype
 from gomuon.functional.polar_factor import PolarMethod
-from gomuon.lab.costs.planned_layers import (
+from gomuon.lab.costs.matrix_layers import (
     MatrixLayer,
     ModelLayers,
     find_input_uses,

@@ -12,7 +12,7 @@ from torch import nn
 from gomuon.distributed.assignment import Unit, imbalance
 from gomuon.lab.costs.cycle import Spread, StepCost, StepCosts, Turns, busiest, elements_of
 from gomuon.lab.costs.division import divide
-from gomuon.lab.costs.planned_layers import MatrixLayer, ModelLayers, find_layers
+from gomuon.lab.costs.matrix_layers import MatrixLayer, ModelLayers, find_layers
 from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
 from gomuon.lab.costs.state_bytes import state_bytes
 from gomuon.lab.costs.traffic import Mesh, held_elements, step_bytes, step_memory

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from gomuon.lab.costs.planned_layers import InputUse, find_input_uses
+from gomuon.lab.costs.matrix_layers import InputUse, find_input_uses
 from gomuon.lab.costs.published_models import CONFIGURATIONS
 from gomuon.lab.errors import LabError, unknown_name
 

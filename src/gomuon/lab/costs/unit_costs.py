@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gomuon.lab.costs.planned_layers import MatrixLayer, SideFactors
+from gomuon.lab.costs.matrix_layers import MatrixLayer, SideFactors
 from gomuon.parameters.side_forms import LEFT, RIGHT
 from gomuon.recipes.work import CapturedFactors, Factors, LayerWork, StepWork, Work, symmetric
 
