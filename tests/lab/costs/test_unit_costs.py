@@ -13,13 +13,8 @@ from gomuon import GoMuon, LayerSpec
 from gomuon.functional import polar, polar_express
 from gomuon.functional.linalg import symmetric_product, working_dtype
 from gomuon.functional.polar_factor import PolarMethod
-from gomuon.lab.costs.layers import (
-    MatrixLayer,
-    ModelLayers,
-    find_input_uses,
-    find_layers,
-    units_of,
-)
+from gomuon.lab.costs.input_uses import find_input_uses
+from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers, units_of
 from gomuon.lab.costs.state_bytes import state_bytes
 from gomuon.lab.costs.unit_costs import (
     adamw_bytes,
@@ -230,7 +225,7 @@ def test_every_operation_and_every_byte_is_predicted(
     else:
         parts = [state_bytes(unit, recipe, work, working) for unit in units]
         kept = sum(part.device + part.host for part in parts)  # on the CPU nothing is offloaded
-    kept += adamw_bytes([rows * width for rows, width in found.others], size)
+    kept += adamw_bytes([part.elements for part in found.others], size)
     assert kept_bytes(optimizer, stacks) == kept
 
 
@@ -384,6 +379,6 @@ def test_parameters_by_treatment_are_the_optimizers_own() -> None:
     assert [(r.name, r.treatment) for r in found.table] == [
         (r.name, r.treatment) for r in optimizer.routing_table()
     ]
-    assert sum(rows * width for layer in found.layers for rows, width in layer.tensors) == sum(
+    assert sum(part.elements for layer in found.layers for part in layer.tensors) == sum(
         r.parameter.numel() for r in found.table.treated("matrix")
     )
