@@ -45,7 +45,7 @@ from tests.distributed.test_streaming import held
 from tests.distributed.test_traffic import counted
 
 SYMBOLS, LENGTH, BATCH = 32, 10, 3
-STEPS = 5
+STEPS = 4
 PLAN = llama_division(2)
 
 

@@ -40,11 +40,12 @@ BATCH, LENGTH = 6, 10
 
 @dataclass(frozen=True)
 class Case:
-    """A model, one input for it, and how its weights are cut."""
+    """A model, one input for it, and how its weights are cut and treated."""
 
     build: Model
     x: Tensor
     specs: Specs = field(default_factory=dict)
+    routes: Routes = None
 
 
 def _transformer(dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -167,12 +168,13 @@ def prepared(
 ) -> tuple[nn.Module, MatrixOptimizer, ModelLayers]:
     model = case.build()
     kind = METHODS[name]
-    optimizer = kind(model, specs=case.specs, **settings)
+    optimizer = kind(model, specs=case.specs, routes=case.routes, **settings)
     whole = {**kind.recipe.defaults, **settings}
     with torch.device("meta"):
         ghost = case.build()
         uses = find_input_uses(ghost, case.x.to("meta"))
-    return model, optimizer, find_layers(ghost, kind.recipe, whole, uses, specs=case.specs)
+    found = find_layers(ghost, kind.recipe, whole, uses, case.routes, case.specs)
+    return model, optimizer, found
 
 
 def work_of(name: str) -> StepWork:
@@ -189,7 +191,12 @@ def every_unit(units: list[list[MatrixLayer]], part: Callable[..., Work], *args:
 def test_every_operation_and_every_byte_is_predicted(
     name: str, on: str, settings: dict[str, Any]
 ) -> None:
-    case, recipe, work = CASES[on], METHODS[name].recipe, work_of(name)
+    check_every_operation_and_byte(name, CASES[on], settings)
+
+
+def check_every_operation_and_byte(name: str, case: Case, settings: dict[str, Any]) -> None:
+    """Of some steps of a method, with these settings, on a model."""
+    recipe, work = METHODS[name].recipe, work_of(name)
     settings = short_clock(recipe, settings)
     model, optimizer, found = prepared(name, settings, case)
     units = units_of(found.layers)
