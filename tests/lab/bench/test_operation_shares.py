@@ -11,7 +11,7 @@ from gomuon.lab.bench.all_arms import arms_by_name, choose
 from gomuon.lab.bench.arms import BenchArm
 from gomuon.lab.bench.operation_shares import DECOMPOSITIONS
 from gomuon.lab.bench.runners import build_runner
-from gomuon.lab.costs.layers import find_layers, units_of
+from gomuon.lab.costs.matrix_layers import find_layers, units_of
 from gomuon.lab.costs.recorder import OperationRecorder
 from gomuon.lab.costs.unit_costs import layers_work, renewal_work
 from gomuon.recipes.work import flops

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -30,6 +30,7 @@ from gomuon.distributed.owners import Owners
 from gomuon.lab.costs import planned_model
 from gomuon.lab.costs.cycle import Spread
 from gomuon.lab.costs.estimate import CostEstimate, RankLayout, estimate_cost
+from gomuon.lab.costs.fitting import Need, need_of
 from gomuon.lab.costs.planned_model import PlannedModel
 from gomuon.lab.costs.published_models import GPT2, Llama, gpt2_division, llama_division
 from gomuon.lab.costs.recorder import OperationRecorder
@@ -112,11 +113,10 @@ def styles(model: nn.Module, plan: TensorPlan) -> dict[str, ParallelStyle]:
     found: dict[str, ParallelStyle] = {}
     for name, style in divided_layers("the model", model, plan).items():
         if style == "colwise":
-            whole = {"output_layouts": Replicate()} if name == "lm_head" else {}
-            found[name] = ColwiseParallel(**whole)
+            found[name] = ColwiseParallel(output_layouts=Replicate() if name == "lm_head" else None)
         else:
-            embeds = {"input_layouts": Replicate()} if name == "embed_tokens" else {}
-            found[name] = RowwiseParallel(**embeds)
+            embeds = name == "embed_tokens"
+            found[name] = RowwiseParallel(input_layouts=Replicate() if embeds else None)
     if plan.shares_inputs:
         for name in dict(model.named_modules()):
             if name.endswith(".self_attn"):  # the second argument are the rotary tables
@@ -240,7 +240,8 @@ def figures_of(place: Place, case: Case, mesh: Mesh) -> Figures:
         found["sent"].append(bytes_sent[0])
         found["sums"].append(sizes[0])
         found["messages"] = messages[0]
-    return {**found, "state": kept_bytes(optimizer)}
+    weights = sum(local(p.detach()).nbytes for p in model.parameters())
+    return {**found, "state": kept_bytes(optimizer), "weights": weights}
 
 
 @cache
@@ -249,16 +250,17 @@ def about(model: str) -> PlannedModel:
     return planned_model.users_model(path, f"1,{LENGTH}", BATCH * LENGTH, "float64")
 
 
-def planned(case: Case, mesh: Mesh) -> CostEstimate:
+def planned(case: Case, mesh: Mesh) -> tuple[CostEstimate, Need]:
     model = about(case.model).divided(case.plan(mesh.parts), mesh.parts)
     ranks = RankLayout(mesh, case.replicate, exact=case.mode == "exact")
-    return estimate_cost(case.method, model, ranks, case.settings)
+    cost = estimate_cost(case.method, model, ranks, case.settings)
+    return cost, need_of(model, ranks, cost, reserve=0)
 
 
 def assert_planned(answers: list[list[Figures]], cases: list[Case], mesh: Mesh) -> None:
     """To the FLOP and the byte, for the busiest rank and on average, step by step."""
     for index, case in enumerate(cases):
-        cost, ranks = planned(case, mesh), [answer[index] for answer in answers]
+        (cost, need), ranks = planned(case, mesh), [answer[index] for answer in answers]
 
         def agrees(real: list[float], figure: Spread, *what: object) -> None:
             # What sums over a ring send is rounded.
@@ -271,6 +273,7 @@ def assert_planned(answers: list[list[Figures]], cases: list[Case], mesh: Mesh) 
                 agrees([rank[key][step - 1] for rank in ranks], figure, case, key, step)
         for key, figure in (("state", cost.state), ("messages", cost.messages)):
             agrees([rank[key] for rank in ranks], figure, case, key)
+        assert need.weights == need.gradients == max(rank["weights"] for rank in ranks), case
         for rank in ranks:
             cycle = rank["sums"][-len(cost.cycle) :]
             assert sum(cycle) * case.observes_every == len(cycle) * cost.moments, case
@@ -335,14 +338,19 @@ def test_figures_of_four_ranks_are_the_plans(mesh: Mesh, cases: list[Case], tmp_
 # ---- the model itself ----------------------------------------------------------------------------
 
 
+def forward_and_backward(model: nn.Module) -> None:
+    loss_of(model, 0).backward()
+
+
 def model_flops(place: Place, mesh: Mesh) -> list[tuple[int, int]]:
     """FLOPs of forward and backward on this rank, and its parameters."""
     found = []
     for name in MODELS:
         model, _ = divided(Case(name, "muon"), mesh)
         with sdpa_kernel(SDPBackend.MATH):  # the fused one has no formula in torch's counter
-            both = [flops_of(lambda m=model: loss_of(m, 0).backward()) for _ in range(2)]
-        found.append((both[-1], sum(local(p).numel() for p in model.parameters())))
+            pass_of = partial(forward_and_backward, model)
+            flops = [flops_of(pass_of) for _ in range(2)][-1]
+        found.append((flops, sum(local(p).numel() for p in model.parameters())))
     return found
 
 

@@ -14,7 +14,7 @@ from gomuon.functional import polar, polar_express
 from gomuon.functional.linalg import symmetric_product, working_dtype
 from gomuon.functional.polar_factor import PolarMethod
 from gomuon.lab.costs.input_uses import find_input_uses
-from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers, units_of
+from gomuon.lab.costs.matrix_layers import MatrixLayer, ModelLayers, find_layers, units_of
 from gomuon.lab.costs.state_bytes import state_bytes
 from gomuon.lab.costs.unit_costs import (
     adamw_bytes,

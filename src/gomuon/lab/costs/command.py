@@ -168,12 +168,13 @@ def plan(
     if input and not model:
         raise LabError(f"--input {input!r} needs --model; {name!r} has its own input")
     plan = _tensor_plan(name, colwise, rowwise, shared_inputs, tensor_parallel)
+    treatments = _routes(routes)
     planned = (
         planned_model.users_model(model, input, tokens, dtype)
         if model
         else planned_model.published_model(name, tokens, dtype)
     )
-    planned = replace(planned, routes=_routes(routes))
+    planned = replace(planned, routes=treatments)
     if plan is not None:
         planned = planned.divided(plan, parts)
     ranks_used = RankLayout(mesh, replicate, exact=mode == "exact")

@@ -14,7 +14,7 @@ from gomuon.distributed.narrow_sums import owner_adds
 from gomuon.distributed.stream_layout import BUCKET
 from gomuon.lab.costs.division import Division
 from gomuon.lab.costs.exchange import RowShare
-from gomuon.lab.costs.layers import MatrixLayer
+from gomuon.lab.costs.matrix_layers import MatrixLayer
 from gomuon.lab.costs.traffic import Mesh, moment_bytes, replicated_bytes, sums_in_messages
 from gomuon.lab.costs.unit_costs import moment_work, moments_of
 from gomuon.recipes.work import flops

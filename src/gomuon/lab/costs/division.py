@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gomuon.distributed.assignment import owners_of
-from gomuon.lab.costs.layers import MatrixLayer, units_of
+from gomuon.lab.costs.matrix_layers import MatrixLayer, units_of
 from gomuon.parameters.side_forms import captured_maps
 from gomuon.parameters.units import MapSizes, refresh_turns
 from gomuon.recipes.recipe import Recipe

@@ -12,7 +12,7 @@ from torch import nn
 from gomuon.distributed.assignment import TensorPart, Unit, imbalance
 from gomuon.lab.costs.cycle import Spread, StepCost, StepCosts, Turns, busiest, elements_of
 from gomuon.lab.costs.division import divide
-from gomuon.lab.costs.layers import MatrixLayer, ModelLayers, find_layers, part_of
+from gomuon.lab.costs.matrix_layers import MatrixLayer, ModelLayers, find_layers, part_of
 from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
 from gomuon.lab.costs.state_bytes import state_bytes
 from gomuon.lab.costs.traffic import (
@@ -140,7 +140,7 @@ def estimate_cost(
     narrow, wide = _sizes(planned.model)
     groups = len({layer.group for layer in found.layers})
     reads_weights = recipe.geometry.reads_weights or bool(settings.get("geometry_decay"))
-    sizes = {
+    sizes: dict[str, Any] = {
         "gradient_size": narrow,
         "weight_size": narrow if reads_weights else 0,
         "working_size": wide,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gomuon.lab.costs.layers import MatrixLayer
+from gomuon.lab.costs.matrix_layers import MatrixLayer
 from gomuon.parameters.side_forms import LEFT
 
 

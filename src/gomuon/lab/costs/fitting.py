@@ -16,7 +16,7 @@ from torch import nn
 from gomuon.geometry.captured import alpha_of_sides
 from gomuon.lab.costs.comparison import chosen_names
 from gomuon.lab.costs.estimate import CostEstimate, RankLayout, estimate_cost
-from gomuon.lab.costs.layers import part_of
+from gomuon.lab.costs.matrix_layers import part_of
 from gomuon.lab.costs.planned_model import PlannedModel
 from gomuon.lab.costs.traffic import held_elements, wrapper_bytes
 from gomuon.lab.experiments import optimizers

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gomuon.lab.costs.input_uses import InputUse, run_forward
-from gomuon.lab.costs.layers import part_of
+from gomuon.lab.costs.matrix_layers import part_of
 from gomuon.lab.costs.published_models import CONFIGURATIONS
 from gomuon.lab.costs.tensor_plan import (
     TensorPlan,

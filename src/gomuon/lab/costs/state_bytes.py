@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from gomuon.functional.narrow import blocks_of
-from gomuon.lab.costs.layers import MatrixLayer
+from gomuon.lab.costs.matrix_layers import MatrixLayer
 from gomuon.lab.costs.unit_costs import kept_elements
 from gomuon.parameters.keeping import Keeping
 from gomuon.parameters.state import MOMENTUM, SCALES, wide_entries

@@ -57,8 +57,8 @@ def place_parameters(
             f"one of {', '.join(str(n) for n in range(2, plan.heads + 1) if plan.heads % n == 0)}"
         )
     mesh = PlannedMesh(parts)
-    places = {parameter: TensorShard(mesh) for parameter in model.parameters()}
-    names = {parameter: own for own, parameter in model.named_parameters()}
+    names: dict[Tensor, str] = {parameter: own for own, parameter in model.named_parameters()}
+    places = {parameter: TensorShard(mesh) for parameter in names}
     for layer, parameter, dim in _cuts(name, model, plan):
         if parameter.shape[dim] % parts:
             raise LabError(

@@ -1,6 +1,6 @@
 """What units of layers multiply, decompose and keep, by the costs that their method states.
 
-A unit is a list of layers that read one input and have one owner; see `layers.units_of`.
+A unit is a list of layers that read one input and have one owner; see `matrix_layers.units_of`.
 """
 
 from collections import Counter
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from gomuon.lab.costs.exchange import ALL_ROWS, RowShare
-from gomuon.lab.costs.layers import MatrixLayer, SideFactors
+from gomuon.lab.costs.matrix_layers import MatrixLayer, SideFactors
 from gomuon.parameters.side_forms import LEFT, RIGHT
 from gomuon.recipes.work import CapturedFactors, Factors, LayerWork, StepWork, Work, symmetric
 

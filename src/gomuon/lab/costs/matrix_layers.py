@@ -183,9 +183,9 @@ def find_layers(
         ),
         **recipe.model_use.specs(model, settings),
     }
-    for name, parameter in model.named_parameters():
-        if (place := layout.blocks.get(parameter)) is not None:
-            cuts[parameter] = with_shard(name, cuts.get(parameter, DEFAULT_SPEC), parameter, place)
+    for name, block in model.named_parameters():
+        if (place := layout.blocks.get(block)) is not None:
+            cuts[block] = with_shard(name, cuts.get(block, DEFAULT_SPEC), block, place)
     joined = {spec.bias for spec in cuts.values()}
 
     def sampling(weight: Tensor) -> Sampling:
@@ -239,6 +239,7 @@ def _matrix_layer(
         has_partner=spec.partner is not None,
     )
     gathered = layout.gathered.get(parameter)
+    dim = None if gathered is None else gathered.dim
     return MatrixLayer(
         name,
         group,
@@ -247,7 +248,7 @@ def _matrix_layer(
         *layer.tiling.strips,
         matrices,
         stack=layer.tiling.stack,
-        cut=None if gathered is None else {OUTPUTS: LEFT, INPUTS: RIGHT}.get(gathered.dim),
+        cut=None if dim is None else {OUTPUTS: LEFT, INPUTS: RIGHT}[dim],
     )
 
 
