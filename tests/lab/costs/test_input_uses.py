@@ -94,6 +94,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("GoMuon", {"max_side": 10, "long_sides": "diagonal"}),
     ("GoMuon", {"state_dtype": "int8"}),
     ("GoMuon", {"alpha": (0.0, 0.25)}),
+    ("GoMuon", {"token_stride": 2}),
     ("KFAC", {}),
     ("KFACMuon", {"reduce": False}),
     ("NewtonMuon", {}),
@@ -130,18 +131,18 @@ def test_what_weights_of_functions_read() -> None:
     uses = find_input_uses(model, x)
     rows = BATCH * LENGTH
     found = {
-        name: (uses[p].rows, uses[p].calls, uses[p].copies)
+        name: (uses[p].rows, uses[p].calls, uses[p].copies, uses[p].in_sequences)
         for name, p in model.named_parameters()
         if p in uses
     }
     assert found == {
-        "first.weight": (rows, 1, 1),
-        "plain": (rows, 1, 1),
-        "stack": (4 * rows, 4, 4),
-        "apart": (4 * rows, 4, 1),
-        "attention.in_proj_weight": (rows, 1, 1),
-        "attention.out_proj.weight": (rows, 1, 1),
-        "head.weight": (rows, 1, 1),
+        "first.weight": (rows, 1, 1, True),
+        "plain": (rows, 1, 1, True),
+        "stack": (4 * rows, 4, 4, True),
+        "apart": (4 * rows, 4, 1, False),
+        "attention.in_proj_weight": (rows, 1, 1, True),
+        "attention.out_proj.weight": (rows, 1, 1, False),
+        "head.weight": (rows, 1, 1, True),
     }
 
 

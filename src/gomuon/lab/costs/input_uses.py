@@ -23,7 +23,7 @@ from gomuon.capture.watched import WatchedCut, WatchedWeight
 from gomuon.parameters.divided_rows import CapturedRows, DividedRows
 from gomuon.parameters.experts import expert_weights
 from gomuon.parameters.routing import RECURRENT
-from gomuon.parameters.rows import Rows
+from gomuon.parameters.rows import LinearRows, Rows
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.specs import DEFAULT_SPEC, matrix_sides, module_specs, stored_sides
 
@@ -40,6 +40,8 @@ class InputUse:
         examples: how many examples these belong to.
         calls: how often it was called; of a stack, each of its matrices counts.
         copies: how many of these calls read the very same rows, so that their sum is formed once.
+        in_sequences: whether examples have positions; otherwise there are rows only, of which
+            `token_stride` leaves none out.
     """
 
     what: Hashable
@@ -47,6 +49,7 @@ class InputUse:
     examples: int = 1
     calls: int = 1
     copies: int = 1
+    in_sequences: bool = True
 
     def added(self, other: InputUse) -> InputUse:
         """Another product in the same forward pass."""
@@ -56,6 +59,7 @@ class InputUse:
             examples=self.examples + other.examples,
             calls=self.calls + other.calls,
             copies=min(self.copies, other.copies),
+            in_sequences=self.in_sequences and other.in_sequences,
         )
 
 
@@ -104,6 +108,7 @@ class _ModuleUses:
         self._alive: list[Tensor] = []  # a dead tensor's id may come again
         self._calls: dict[Tensor, list[tuple[int, int]]] = {}
         self._uses: dict[Tensor, tuple[int, int]] = {}
+        self._in_rows: set[Tensor] = set()  # weights whose inputs have no positions
 
     @contextmanager
     def noted(self, model: nn.Module) -> Iterator[None]:
@@ -133,13 +138,18 @@ class _ModuleUses:
         rows, examples = self._uses.get(weight, (0, 0))
         reduced = replace(reader, sampling=Sampling(reduce=True))
         self._uses[weight] = rows + reader.uses(output), examples + reduced.uses(output)
+        if isinstance(reader, LinearRows) and output.ndim < 3:
+            self._in_rows.add(weight)
 
     @property
     def found(self) -> dict[Tensor, InputUse]:
         numbers: dict[tuple[tuple[int, int], ...], int] = {}
         return {
             weight: InputUse(
-                numbers.setdefault(tuple(seen), len(numbers)), *self._uses[weight], len(seen)
+                numbers.setdefault(tuple(seen), len(numbers)),
+                *self._uses[weight],
+                len(seen),
+                in_sequences=weight not in self._in_rows,
             )
             for weight, seen in self._calls.items()
         }
@@ -217,11 +227,16 @@ class _SeenWeight(WatchedWeight):
         if use.rows.segments is not None:
             # Each row has one of the matrices. Which one is not read: there may be no values.
             rows = len(use.rows.arrange_gradients(result))
-            return InputUse(what, rows, rows, number)
+            return InputUse(what, rows, rows, number, in_sequences=False)
         examples = replace(use.rows, sampling=Sampling(reduce=True)).uses(result)
         shared = use.rows.arrange_inputs(use.x).shape[-2] == 1
         return InputUse(
-            what, sum(use.rows.uses(result)), sum(examples), number, number if shared else 1
+            what,
+            sum(use.rows.uses(result)),
+            sum(examples),
+            number,
+            copies=number if shared else 1,
+            in_sequences=len(use.rows.positions(result)) > 1,
         )
 
 
@@ -273,7 +288,7 @@ class _ExpertUses:
                 raise
         rows = chosen.numel()
         for weight in weights:
-            own = InputUse(("product", id(weight)), rows, rows, len(weight))
+            own = InputUse(("product", id(weight)), rows, rows, len(weight), in_sequences=False)
             known = before[weight]
             self._found[weight] = own if known is None else known.added(own)
             matrix = weight.numel() // len(weight)

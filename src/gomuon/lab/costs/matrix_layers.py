@@ -84,6 +84,7 @@ class MatrixLayer:
         limit: the largest number of rows that enter the moments at each call of the layer.
         calls: how often the layer is called in one forward pass. Of a stack, each matrix counts.
         copies: how many of these calls read the very same rows.
+        in_sequences: whether the rows are positions of sequences.
         stack: how many matrices have a number of rows of their own.
         by_function: functions multiply with the weight, not a module.
         cut: the side along which ranks divide the whole matrix, if its owner gathers it.
@@ -102,6 +103,7 @@ class MatrixLayer:
     limit: int | None = None
     calls: int = 1
     copies: int = 1
+    in_sequences: bool = True
     stack: int = 1
     by_function: bool = False
     cut: int | None = None
@@ -112,7 +114,8 @@ class MatrixLayer:
         Of a stack, those of all its matrices; each of them has an equal share.
         """
         # To a row in each sequence; of an example that is reduced to one row, no row is left out.
-        stride = 1 if self.settings.get("reduce") else self.settings.get("token_stride", 1)
+        strides = self.in_sequences and not self.settings.get("reduce")
+        stride = self.settings.get("token_stride", 1) if strides else 1
         rows = round(self.uses * passes / stride / self.copies_of(where))
         return rows if self.limit is None else min(rows, self.limit * self.calls_of(where))
 
@@ -286,6 +289,7 @@ def _captured(
         limit=limit,
         calls=seen.calls,
         copies=seen.copies,
+        in_sequences=seen.in_sequences,
         by_function=not rows,
     )
 
