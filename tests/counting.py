@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gomuon.lab.costs.recorder import OperationRecorder
+from gomuon.parameters.sharding import local
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.work import Decomposition, Operation, Product
 
@@ -40,10 +41,15 @@ def kept_bytes(optimizer: torch.optim.Optimizer, stacks: Iterable[Stack] = ()) -
         for stack in stacks
         for _, whole in stack._kept.values()
     }
-    regions = {
-        (value.untyped_storage().data_ptr(), value.storage_offset()): value.nbytes
+    tensors = [
+        local(value)
         for state in optimizer.state.values()
         for value in state.values()
-        if isinstance(value, Tensor) and value.untyped_storage().data_ptr() not in stacked
+        if isinstance(value, Tensor)
+    ]
+    regions = {
+        (value.untyped_storage().data_ptr(), value.storage_offset()): value.nbytes
+        for value in tensors
+        if value.untyped_storage().data_ptr() not in stacked
     }
     return sum(stacked.values()) + sum(regions.values())

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from gomuon.distributed.assignment import (
     WORTH_SPLITTING,
+    TensorPart,
     Unit,
     imbalance,
     load_per_rank,
@@ -178,7 +179,7 @@ def test_shards_are_torchs_chunks(rows: int, shards: int) -> None:
 
 
 # One 5×3 weight with its factors of side 3 and 5, and one 4×2 weight without.
-UNITS = [Unit(("a",), ((5, 3),), (9, 25)), Unit(("b",), ((4, 2),))]
+UNITS = [Unit(("a",), (TensorPart(5, 3),), (9, 25)), Unit(("b",), (TensorPart(4, 2),))]
 COUNTS = 2 * 2 * 8  # two float64 beside each of the two moments
 STREAM = 6 * 8  # six float64 to each other rank, where moments are sent in the backward pass
 FACTOR = 8  # a float64 with every tensor of a step
@@ -276,7 +277,7 @@ def test_what_is_sent_is_what_must_arrive(
 ) -> None:
     """Summed over ranks: each replica's missing steps, the gradients an owner lacks."""
     mesh = Mesh(replicas, shards)
-    units = [Unit((str(i),), (shape,)) for i, shape in enumerate(shapes)]
+    units = [Unit((str(i),), (TensorPart(*shape),)) for i, shape in enumerate(shapes)]
     owners = assign([1.0] * len(units), mesh.ranks)
     sent = sum(step_bytes(units, owners, mesh, refresh=False))
     expected = mesh.ranks * status_bytes(mesh.ranks)

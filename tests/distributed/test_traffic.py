@@ -29,22 +29,23 @@ MESHES = {"ddp": lambda n: Mesh(replicas=n), "fsdp": lambda n: Mesh(shards=n),
 def counted(place: Place) -> Iterator[list[float]]:
     """Bytes that leave this rank; what it keeps for itself is not sent."""
     sent = [0.0]
-    ranks = place.size
 
     def size(tensor: Tensor) -> int:
         return tensor.numel() * tensor.element_size()
 
     def to_all(outputs: list[Tensor], mine: Tensor, *args: Any, **kwargs: Any) -> Any:
-        sent[0] += (ranks - 1) * size(mine)
+        sent[0] += (len(outputs) - 1) * size(mine)
         return real["all_gather"](outputs, mine, *args, **kwargs)
 
     def ring(value: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if dist.get_world_size(kwargs.get("group")) == ranks:  # not FSDP2's, of the replicas
+        ranks = dist.get_world_size(kwargs.get("group"))
+        if "op" not in kwargs:  # not FSDP2's, of replicas
             sent[0] += 2 * (ranks - 1) / ranks * size(value)
         return real["all_reduce"](value, *args, **kwargs)
 
     def each(out: Tensor, mine: Tensor, get: list[int], give: list[int], **kwargs: Any) -> Any:
-        sent[0] += size(mine) - give[place.rank] * mine.element_size()
+        kept = mine.split(give)[dist.get_rank(kwargs.get("group"))]
+        sent[0] += size(mine) - size(kept)
         return real["all_to_all_single"](out, mine, get, give, **kwargs)
 
     def to_one(value: Tensor, root: int, *args: Any, **kwargs: Any) -> Any:

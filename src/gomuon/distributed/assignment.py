@@ -8,6 +8,7 @@ must be known before a checkpoint is loaded. So they depend on names and shapes.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from gomuon.parameters.units import MapSizes, assign, refresh_turns, siblings, sums_and_roots
 
@@ -16,21 +17,49 @@ from gomuon.parameters.units import MapSizes, assign, refresh_turns, siblings, s
 WORTH_SPLITTING = 0.9
 
 
+class TensorPart(NamedTuple):
+    """What a rank has of a parameter before shards divide its rows.
+
+    Attributes:
+        rows: of the parameter, or of one of its parts under tensor parallelism.
+        width: elements per row.
+        parts: how many such parts the whole parameter has.
+    """
+
+    rows: int
+    width: int
+    parts: int = 1
+
+    @property
+    def elements(self) -> int:
+        """Of the whole parameter."""
+        return self.rows * self.width * self.parts
+
+
 @dataclass(frozen=True)
 class Unit:
     """Layers with one owner.
 
     Attributes:
         names: the names of the layers.
-        tensors: (rows, elements per row) of every parameter. Shards divide the rows.
+        tensors: every parameter.
         moments: how many numbers are sent to the owner for every captured sum.
         cost: the owner's work, used to balance the ranks.
+        counts: how many numbers of rows are sent beside every sum; () if two beside each.
+        group: the number of the layers' parameter group.
     """
 
     names: tuple[str, ...]
-    tensors: tuple[tuple[int, int], ...]
+    tensors: tuple[TensorPart, ...]
     moments: tuple[int, ...] = ()
     cost: float = 0.0
+    counts: tuple[int, ...] = ()
+    group: int = 0
+
+    @property
+    def numbers_of_rows(self) -> int:
+        """How many are sent beside all sums."""
+        return sum(self.counts) if self.counts else 2 * len(self.moments)
 
 
 def matrix_cost(

@@ -98,6 +98,7 @@ MOST = {
     "cycles": 10_000,
     "ranks": 1_000_000,
     "shards": 1_000_000,
+    "tensor-parallel": 1_000_000,
     "refresh-every": 1_000_000_000,
     "rows": 1_000_000_000,
     "token-stride": 1_000_000_000,

@@ -13,13 +13,8 @@ from gomuon import GoMuon, LayerSpec
 from gomuon.functional import polar, polar_express
 from gomuon.functional.linalg import symmetric_product, working_dtype
 from gomuon.functional.polar_factor import PolarMethod
-from gomuon.lab.costs.matrix_layers import (
-    MatrixLayer,
-    ModelLayers,
-    find_input_uses,
-    find_layers,
-    units_of,
-)
+from gomuon.lab.costs.input_uses import find_input_uses
+from gomuon.lab.costs.matrix_layers import MatrixLayer, ModelLayers, find_layers, units_of
 from gomuon.lab.costs.state_bytes import state_bytes
 from gomuon.lab.costs.unit_costs import (
     adamw_bytes,
@@ -45,11 +40,12 @@ BATCH, LENGTH = 6, 10
 
 @dataclass(frozen=True)
 class Case:
-    """A model, one input for it, and how its weights are cut."""
+    """A model, one input for it, and how its weights are cut and treated."""
 
     build: Model
     x: Tensor
     specs: Specs = field(default_factory=dict)
+    routes: Routes = None
 
 
 def _transformer(dtype: torch.dtype = torch.float64) -> nn.Module:
@@ -172,12 +168,13 @@ def prepared(
 ) -> tuple[nn.Module, MatrixOptimizer, ModelLayers]:
     model = case.build()
     kind = METHODS[name]
-    optimizer = kind(model, specs=case.specs, **settings)
+    optimizer = kind(model, specs=case.specs, routes=case.routes, **settings)
     whole = {**kind.recipe.defaults, **settings}
     with torch.device("meta"):
         ghost = case.build()
         uses = find_input_uses(ghost, case.x.to("meta"))
-    return model, optimizer, find_layers(ghost, kind.recipe, whole, uses, specs=case.specs)
+    found = find_layers(ghost, kind.recipe, whole, uses, case.routes, case.specs)
+    return model, optimizer, found
 
 
 def work_of(name: str) -> StepWork:
@@ -194,7 +191,12 @@ def every_unit(units: list[list[MatrixLayer]], part: Callable[..., Work], *args:
 def test_every_operation_and_every_byte_is_predicted(
     name: str, on: str, settings: dict[str, Any]
 ) -> None:
-    case, recipe, work = CASES[on], METHODS[name].recipe, work_of(name)
+    check_every_operation_and_byte(name, CASES[on], settings)
+
+
+def check_every_operation_and_byte(name: str, case: Case, settings: dict[str, Any]) -> None:
+    """Of some steps of a method, with these settings, on a model."""
+    recipe, work = METHODS[name].recipe, work_of(name)
     settings = short_clock(recipe, settings)
     model, optimizer, found = prepared(name, settings, case)
     units = units_of(found.layers)
@@ -230,7 +232,7 @@ def test_every_operation_and_every_byte_is_predicted(
     else:
         parts = [state_bytes(unit, recipe, work, working) for unit in units]
         kept = sum(part.device + part.host for part in parts)  # on the CPU nothing is offloaded
-    kept += adamw_bytes([rows * width for rows, width in found.others], size)
+    kept += adamw_bytes([part.elements for part in found.others], size)
     assert kept_bytes(optimizer, stacks) == kept
 
 
@@ -384,6 +386,6 @@ def test_parameters_by_treatment_are_the_optimizers_own() -> None:
     assert [(r.name, r.treatment) for r in found.table] == [
         (r.name, r.treatment) for r in optimizer.routing_table()
     ]
-    assert sum(rows * width for layer in found.layers for rows, width in layer.tensors) == sum(
+    assert sum(part.elements for layer in found.layers for part in layer.tensors) == sum(
         r.parameter.numel() for r in found.table.treated("matrix")
     )

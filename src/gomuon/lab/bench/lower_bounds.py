@@ -21,7 +21,8 @@ from gomuon.functional.oracle import preconditioned
 from gomuon.functional.polar_factor import PolarMethod
 from gomuon.lab.bench.interleaving import Runner
 from gomuon.lab.bench.workloads import Workload
-from gomuon.lab.costs.matrix_layers import find_input_uses, find_layers, units_of
+from gomuon.lab.costs.input_uses import find_input_uses
+from gomuon.lab.costs.matrix_layers import find_layers, units_of
 from gomuon.lab.costs.unit_costs import moment_work, renewal_work
 from gomuon.lab.machine import on_threads
 from gomuon.optimizer import MatrixOptimizer

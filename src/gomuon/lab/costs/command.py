@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json as jsons
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, get_args
 
 import tyro
@@ -15,7 +17,9 @@ from gomuon.lab.costs.cost_tables import print_comparison
 from gomuon.lab.costs.estimate import RankLayout
 from gomuon.lab.costs.fit_tables import print_fitting, refusal
 from gomuon.lab.costs.fitting import RESERVED, Bounds, Fitting, fit_methods
+from gomuon.lab.costs.published_models import CONFIGURATIONS
 from gomuon.lab.costs.sizes import parse_bytes
+from gomuon.lab.costs.tensor_plan import TensorPlan
 from gomuon.lab.costs.traffic import Mesh
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.flags import (
@@ -29,11 +33,13 @@ from gomuon.lab.flags import (
 from gomuon.lab.input_checks import require_positive, require_whole
 from gomuon.lab.terminal import SafeConsole
 from gomuon.parameters.keeping import StateDtype
+from gomuon.parameters.routing import Treatment
 
 STATE_DTYPES = list(get_args(StateDtype))
 OFFLOADS = ["factors", "maps"]
 TURNS = {"": None, "on": True, "off": False}
 SUMS_DTYPES = ["bfloat16"]
+TENSOR_MODES = ["blocks", "exact"]
 
 
 def plan(
@@ -45,7 +51,13 @@ def plan(
     input: OptionalText = "",
     ranks: int = 1,
     shards: int = 1,
+    tensor_parallel: OptionalInt = None,
+    tensor_parallel_mode: OptionalText = "",
+    colwise: OptionalText = "",
+    rowwise: OptionalText = "",
+    shared_inputs: Flag = False,
     replicate: Flag = False,
+    routes: OptionalText = "",
     optimizers: str = OPTIMIZERS,
     refresh_every: OptionalInt = None,
     rows: OptionalInt = None,
@@ -77,8 +89,19 @@ def plan(
         input: Shape of an input of --model, such as 1,1024. One forward pass on the meta device
             then finds the layers that share an input. Without it none do.
         ranks: Number of ranks.
-        shards: Ranks that hold one copy of the model together: 1 for DDP, all ranks for FSDP2.
+        shards: Ranks that hold one copy of the model together: 1 for DDP, all ranks for FSDP2. With
+            --tensor-parallel, ranks over which fully_shard divides what each of them has.
+        tensor_parallel: Number of ranks that divide each layer, as parallelize_module does it.
+        tensor_parallel_mode: What a matrix is then: blocks (the part that a rank has) or exact (the
+            whole weight, gathered at its owner). Default: blocks.
+        colwise: Layers whose outputs are divided: patterns of module names separated by commas,
+            such as '*.q_proj,*.up_proj'. Default: those of the usual plan of the named model.
+        rowwise: Layers whose inputs are divided, such as '*.o_proj,*.down_proj'.
+        shared_inputs: Divided layers that read one tensor get one DTensor, as PrepareModuleInput
+            makes it, and share its sum. Default: each makes a DTensor of its own.
         replicate: Every rank computes every step; there are no owners.
+        routes: Treatments of parameters by name, such as '*.w=matrix,out.*=adamw'. Default: by
+            rules.
         optimizers: Names separated by commas; gomuon methods lists all names.
         refresh_every: K, for every method that has one. Default: the method's own.
         rows: Use at most this many rows of a step for statistics, taken as one forward pass.
@@ -106,6 +129,7 @@ def plan(
     for flag, value in (
         ("ranks", ranks),
         ("shards", shards),
+        ("tensor-parallel", tensor_parallel),
         ("refresh-every", refresh_every),
         ("rows", rows),
         ("token-stride", token_stride),
@@ -113,8 +137,10 @@ def plan(
     ):
         if value is not None:
             require_whole(f"--{flag}", value)
-    if ranks % shards:
-        raise LabError(f"--ranks ({ranks}) must be a multiple of --shards ({shards})")
+    parts = tensor_parallel or 1
+    if ranks % (shards * parts):
+        together = f"--shards ({shards})" + f" × --tensor-parallel ({parts})" * (parts > 1)
+        raise LabError(f"--ranks ({ranks}) must be a multiple of {together}")
     if replicate and shards > 1:
         raise LabError(
             f"--replicate needs --shards 1, not {shards}: every rank must have the whole model"
@@ -133,18 +159,25 @@ def plan(
     if replicate and sums_dtype:
         raise LabError(f"--sums-dtype {sums_dtype} needs owners, so not --replicate")
     bounds = _bounds(fit, reserve, share)
+    mesh = Mesh(ranks // (shards * parts), shards, parts)
+    mode = _tensor_mode(tensor_parallel, tensor_parallel_mode, mesh, replicate)
     if bool(name) == bool(model):
         raise LabError(
             "give one model: a name such as gpt2-124m, or --model package.module:function"
         )
     if input and not model:
         raise LabError(f"--input {input!r} needs --model; {name!r} has its own input")
+    plan = _tensor_plan(name, colwise, rowwise, shared_inputs, tensor_parallel)
+    treatments = _routes(routes)
     planned = (
         planned_model.users_model(model, input, tokens, dtype)
         if model
         else planned_model.published_model(name, tokens, dtype)
     )
-    ranks_used = RankLayout(Mesh(ranks // shards, shards), replicate)
+    planned = replace(planned, routes=treatments)
+    if plan is not None:
+        planned = planned.divided(plan, parts)
+    ranks_used = RankLayout(mesh, replicate, exact=mode == "exact")
     given = given_settings(
         refresh_every=refresh_every,
         rows=rows,
@@ -163,6 +196,71 @@ def plan(
         sys.stdout.write(jsons.dumps(comparison.as_dict(), indent=2) + "\n")
     else:
         print_comparison(comparison, SafeConsole(), owners)
+
+
+def _tensor_mode(parts: int | None, mode: str, mesh: Mesh, replicate: bool) -> str:
+    """What --tensor-parallel-mode says; "" if no layer is divided."""
+    if mode not in ("", *TENSOR_MODES):
+        raise unknown_name("value of --tensor-parallel-mode", mode, TENSOR_MODES)
+    if mode and parts is None:
+        raise LabError(f"--tensor-parallel-mode {mode} needs --tensor-parallel, a number of ranks")
+    if mesh.parts == 1:
+        return ""
+    if mode == "exact" and replicate:
+        raise LabError(
+            "--replicate is not possible with --tensor-parallel-mode exact: no rank has whole "
+            "matrices, so they need owners"
+        )
+    if mode != "exact" and mesh.replicas > 1 and mesh.shards > 1:
+        raise LabError(
+            f"{mesh.replicas} replicas × {mesh.shards} shards × {mesh.parts} parts are possible "
+            "only with --tensor-parallel-mode exact; blocks need --shards 1, or "
+            f"{mesh.replicas * mesh.shards}"
+        )
+    return mode or "blocks"
+
+
+def _tensor_plan(
+    name: str, colwise: str, rowwise: str, shared_inputs: bool, parts: int | None
+) -> TensorPlan | None:
+    """Which layers are divided; None if none are."""
+    given = {"--colwise": colwise, "--rowwise": rowwise, "--shared-inputs": shared_inputs}
+    if parts is None:
+        for flag, value in given.items():
+            if value:
+                raise LabError(f"{flag} needs --tensor-parallel, a number of ranks")
+    if parts is None or parts == 1:
+        return None
+    usual = CONFIGURATIONS[name].division if name in CONFIGURATIONS else None
+    if colwise or rowwise:
+        usual = TensorPlan(_names(colwise), _names(rowwise))
+    if usual is None:
+        about = f"{name!r} has no usual plan" if name else "a model of your own has no usual plan"
+        raise LabError(
+            f"{about}: say with --colwise and --rowwise which layers {parts} ranks divide, by "
+            "patterns of module names such as '*.q_proj,*.up_proj'"
+        )
+    return replace(usual, shares_inputs=shared_inputs)
+
+
+def _routes(text: str) -> Mapping[str, Treatment] | None:
+    """The patterns and treatments of --routes."""
+    found: dict[str, Treatment] = {}
+    for part in _names(text):
+        pattern, equals, word = part.rpartition("=")
+        treatment = next((one for one in get_args(Treatment) if one == word.strip()), None)
+        if not (pattern and equals) or treatment is None:
+            raise LabError(
+                f"--routes {part!r} is not understood; write pattern=treatment, with one of "
+                f"{', '.join(get_args(Treatment))}"
+            )
+        found[pattern.strip()] = treatment
+    return found or None
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """The parts of a text that commas separate."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
 
 
 def _bounds(fit: str, reserve: str, share: float | None) -> Bounds | None:

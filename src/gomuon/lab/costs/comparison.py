@@ -39,6 +39,7 @@ class CostComparison:
         tokens: per rank and step.
         mesh: the ranks.
         replicate: whether every rank computes everything.
+        exact: whether whole matrices are gathered of the parts that tensor parallelism makes.
         shares: whether a forward pass was made to find the layers that share an input.
         model_flops: of the forward and backward pass of one rank and step.
         wrapper: bytes that DDP or FSDP2 itself sends from one rank in a step.
@@ -52,6 +53,7 @@ class CostComparison:
     tokens: int
     mesh: Mesh
     replicate: bool
+    exact: bool
     shares: bool
     model_flops: float
     wrapper: int
@@ -113,9 +115,10 @@ def compare_costs(
         planned.tokens,
         mesh,
         ranks.replicate,
+        ranks.exact,
         planned.uses is not None,
         planned.model_flops,
-        wrapper_bytes(planned.parameters, mesh, weight_size=size, gradient_size=size),
+        wrapper_bytes(planned.held_parameters, mesh, weight_size=size, gradient_size=size),
         tuple(estimate_cost(name, planned, ranks, changes) for name in chosen),
     )
 
@@ -123,7 +126,7 @@ def compare_costs(
 def count_treatments(planned: PlannedModel) -> tuple[TreatmentCount, ...]:
     """Parameters by treatment and reason, in the routing table's order."""
     try:
-        table = route(planned.model)
+        table = route(planned.model, planned.routes)
     except ValueError as error:
         raise LabError(f"the costs of {planned.name!r} cannot be estimated: {error}") from error
     sums: dict[tuple[str, str], tuple[int, int]] = {}

@@ -93,7 +93,10 @@ def heading(comparison: CostComparison) -> str:
 def heading_of(model: str, parameters: int, dtype: str, mesh: Mesh, tokens: int) -> str:
     """The same of its parts."""
     ranks = "1 rank"
-    if mesh.ranks > 1:
+    if mesh.parts > 1:
+        sizes = f"{mesh.replicas} × {mesh.shards} × {mesh.parts}"
+        ranks = f"{mesh.ranks} ranks (replicas × shards × parts = {sizes})"
+    elif mesh.ranks > 1:
         ranks = f"{mesh.ranks} ranks (replicas × shards = {mesh.replicas} × {mesh.shards})"
     return (
         f"{model}: {parameters:,} parameters in {dtype}, {ranks}, {tokens:,} tokens per rank and "
@@ -117,6 +120,8 @@ def notes(comparison: CostComparison) -> list[str]:
             "In turns: a K-th of the units refreshes at each step (stagger); a refresh step is the "
             "busiest of the K."
         )
+    if comparison.mesh.parts > 1:
+        lines.append(parts_note(comparison.mesh.parts, comparison.exact))
     if comparison.replicate:
         lines.append("Every rank computes everything; only captured sums are exchanged.")
     if not comparison.shares:
@@ -125,6 +130,19 @@ def notes(comparison: CostComparison) -> list[str]:
             "are 6·parameters·tokens. Give a shape with --input."
         )
     return lines
+
+
+def parts_note(parts: int, exact: bool) -> str:
+    """How layers are divided."""
+    what = (
+        "each matrix is whole at its owner, which gathers it"
+        if exact
+        else "each part is a matrix of its own; owners are numbered among the ranks that have it"
+    )
+    return (
+        f"{parts} ranks divide each layer: {what}. What parallelize_module itself sends is not "
+        "counted."
+    )
 
 
 def print_comparison(

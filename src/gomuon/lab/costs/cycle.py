@@ -13,6 +13,7 @@ from gomuon.distributed.assignment import Unit, load_per_rank
 from gomuon.distributed.narrow_sums import owner_adds
 from gomuon.distributed.stream_layout import BUCKET
 from gomuon.lab.costs.division import Division
+from gomuon.lab.costs.exchange import RowShare
 from gomuon.lab.costs.matrix_layers import MatrixLayer
 from gomuon.lab.costs.traffic import Mesh, moment_bytes, replicated_bytes, sums_in_messages
 from gomuon.lab.costs.unit_costs import moment_work, moments_of
@@ -55,11 +56,12 @@ class StepCosts:
     """What the costs of a step are added up from; lists are by unit, unless said otherwise.
 
     Attributes:
-        mesh: the ranks.
+        mesh: the ranks that share the work.
         replicate: whether every rank computes everything.
         divided: the units, their owners and turns.
         owned: the units as far as messages depend on them.
         always: bytes that each rank sends in every step, by rank; not used if work is replicated.
+        beside: bytes that each rank sends in every step to ranks that have other matrices.
         steps: FLOPs of every step.
         grams: FLOPs added where factors are observed.
         maps: FLOPs added where maps are renewed.
@@ -67,6 +69,7 @@ class StepCosts:
         groups: parameter groups with matrices.
         size: bytes of a captured number.
         travels: bytes of one on its way.
+        activation: bytes of an element of an activation.
     """
 
     mesh: Mesh
@@ -74,6 +77,7 @@ class StepCosts:
     divided: Division
     owned: Sequence[Unit]
     always: Sequence[int]
+    beside: int
     steps: Sequence[float]
     grams: Sequence[float]
     maps: Sequence[float]
@@ -81,6 +85,7 @@ class StepCosts:
     groups: int
     size: int
     travels: int
+    activation: int
 
     def of(self, observed: Turns, renewed: Turns) -> StepCost:
         """A step that observes the units with some turns and renews the maps of others."""
@@ -100,24 +105,51 @@ class StepCosts:
             for step, gram, renewal, turn in both
         ]
         captured = self.captured(observed)
-        return Spread.of([work + captured for work in self.over_ranks(own)])
+        return Spread.of([a + b for a, b in zip(self.over_ranks(own), captured, strict=True)])
 
-    def captured(self, observed: Turns) -> int:
-        """FLOPs of the captured sums, which every rank computes."""
-        inputs = map(self.divided.layers_of, self.divided.captured_together(observed))
-        return sum(flops(moment_work(layers, self.passes)) for layers in inputs)
+    def captured(self, observed: Turns) -> list[int]:
+        """FLOPs of the captured sums on each rank: those of all rows that it reads."""
+        inputs = [self.divided.layers_of(unit) for unit in self.divided.captured_together(observed)]
+        return self._by_part(
+            [
+                sum(flops(moment_work(layers, self.passes, share)) for layers in inputs)
+                for share in self._shares
+            ]
+        )
+
+    def exchanged(self, observed: Turns) -> list[int]:
+        """Bytes of activations that each rank sends to those that divide layers with it."""
+        inputs = [self.divided.layers_of(unit) for unit in self.divided.captured_together(observed)]
+        sums = [one for layers in inputs for one in moments_of(layers)]
+        return self._by_part(
+            [
+                self.activation
+                * sum(share.exchanged(one.layer, self.passes, one.where) for one in sums)
+                for share in self._shares
+            ]
+        )
+
+    @property
+    def _shares(self) -> list[RowShare]:
+        return [RowShare(self.mesh.parts, part) for part in range(self.mesh.parts)]
+
+    def _by_part(self, of_parts: Sequence[int]) -> list[int]:
+        """What depends on the part alone, by rank."""
+        return [of_parts[place.part] for place in self.mesh.places]
 
     def sent(self, observed: Turns) -> Spread:
         due = [i for i, turn in enumerate(self.divided.turns) if turn in observed]
         units, ranks = [self.owned[i] for i in due], self.mesh.ranks
         if self.replicate:
             settings = {"moment_size": self.size, "groups": self.groups}
-            return Spread.of(replicated_bytes(units, self.mesh, refresh=bool(due), **settings))
+            sent = replicated_bytes(units, self.mesh, refresh=bool(due), **settings)
+            return Spread.of([self.beside + each for each in sent])
         owners = [self.divided.owners[i] for i in due]
         moments = [0] * ranks
         if due:
             moments = moment_bytes(units, owners, ranks, self.size, self.travels)
-        return Spread.of([a + b for a, b in zip(self.always, moments, strict=True)])
+        parts = zip(self.always, moments, self.exchanged(observed), strict=True)
+        return Spread.of([self.beside + sum(each) for each in parts])
 
     def held(self, observed: Turns) -> int:
         """Most bytes of sums on a rank at one time.
@@ -146,7 +178,7 @@ class StepCosts:
 
 def elements_of(layers: Sequence[MatrixLayer]) -> int:
     """Numbers in the captured sums of layers that read one input."""
-    return sum(sums.elements for sums, _ in moments_of(layers))
+    return sum(one.factors.elements for one in moments_of(layers))
 
 
 def busiest(steps: Sequence[Spread]) -> Spread | None:

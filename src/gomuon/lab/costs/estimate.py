@@ -9,13 +9,19 @@ from typing import Any
 
 from torch import nn
 
-from gomuon.distributed.assignment import Unit, imbalance
+from gomuon.distributed.assignment import TensorPart, Unit, imbalance
 from gomuon.lab.costs.cycle import Spread, StepCost, StepCosts, Turns, busiest, elements_of
 from gomuon.lab.costs.division import divide
-from gomuon.lab.costs.matrix_layers import MatrixLayer, ModelLayers, find_layers
+from gomuon.lab.costs.matrix_layers import MatrixLayer, ModelLayers, find_layers, part_of
 from gomuon.lab.costs.planned_model import DTYPES, PlannedModel
 from gomuon.lab.costs.state_bytes import state_bytes
-from gomuon.lab.costs.traffic import Mesh, held_elements, step_bytes, step_memory
+from gomuon.lab.costs.traffic import (
+    Mesh,
+    held_elements,
+    status_bytes,
+    step_bytes,
+    step_memory,
+)
 from gomuon.lab.costs.unit_costs import adamw_bytes, layers_work, moments_of, renewal_work
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers
@@ -28,10 +34,23 @@ LISTED_STEPS = 1024
 
 @dataclass(frozen=True)
 class RankLayout:
-    """The mesh, and whether every rank computes everything."""
+    """The ranks, and how they work together.
+
+    Attributes:
+        mesh: all ranks.
+        replicate: whether every rank computes everything that it has.
+        exact: whether whole matrices are gathered of the parts that tensor parallelism makes of
+            them; otherwise each part is a matrix of its own.
+    """
 
     mesh: Mesh
     replicate: bool = False
+    exact: bool = False
+
+    @property
+    def team(self) -> Mesh:
+        """The ranks that have the same matrices, and share the work on them."""
+        return self.mesh if self.exact else Mesh(self.mesh.replicas, self.mesh.shards)
 
 
 @dataclass(frozen=True)
@@ -98,11 +117,12 @@ def estimate_cost(
         )
     settings = {**recipe.defaults, **entry.options}
     settings.update({key: value for key, value in changes.items() if key in settings})
-    found = _layers(entry, planned, settings)
-    alone = ranks.replicate or ranks.mesh.ranks == 1
+    found = _layers(entry, planned, settings, ranks.exact)
+    team = ranks.team
+    alone = ranks.replicate or team.ranks == 1
     staggered = recipe.has_geometry and _staggers(settings, alone=alone)
     divided = divide(
-        found.layers, recipe, settings, 1 if alone else ranks.mesh.ranks, staggered=staggered
+        found.layers, recipe, settings, 1 if alone else team.ranks, staggered=staggered
     )
     units, owners = divided.units, divided.owners
     every = _interval(recipe.clock.maps, settings)
@@ -120,22 +140,21 @@ def estimate_cost(
     narrow, wide = _sizes(planned.model)
     groups = len({layer.group for layer in found.layers})
     reads_weights = recipe.geometry.reads_weights or bool(settings.get("geometry_decay"))
-    sizes = {
+    sizes: dict[str, Any] = {
         "gradient_size": narrow,
         "weight_size": narrow if reads_weights else 0,
         "working_size": wide,
     }
-    coupled = settings.get("kl_clip") is not None
+    talk: dict[str, Any] = {"groups": groups, "coupled": settings.get("kl_clip") is not None}
     costs = StepCosts(
-        mesh=ranks.mesh,
+        mesh=team,
         replicate=ranks.replicate,
         divided=divided,
         owned=owned,
         always=[]
         if ranks.replicate
-        else step_bytes(
-            owned, owners, ranks.mesh, refresh=False, groups=groups, coupled=coupled, **sizes
-        ),
+        else step_bytes(owned, owners, team, refresh=False, **talk, **sizes),
+        beside=status_bytes(ranks.mesh.parts // team.parts, **talk),
         steps=steps,
         grams=grams,
         maps=maps,
@@ -143,6 +162,7 @@ def estimate_cost(
         groups=groups,
         size=wide,
         travels=2 if settings.get("sums_dtype") == "bfloat16" else wide,
+        activation=narrow,
     )
     phases = {turn: as_phase(turn, every) if staggered else 0.0 for turn in divided.turns}
     listed = _listed_steps(every, statistics_every, phases)
@@ -159,16 +179,16 @@ def estimate_cost(
     elif first_maps != maps:
         first = busiest([costs.work(*both, first_maps) for both in known])
 
-    messages = [0] * ranks.mesh.ranks
+    messages = [0] * team.ranks
     if not alone:
-        messages = step_memory(owned, owners, ranks.mesh, **sizes)
+        messages = step_memory(owned, owners, team, **sizes)
     every_turn = Turns(divided.turns)
     moments = costs.captured(every_turn)
     carried = costs.over_ranks(amortised)
     working = DTYPES["float64"] if wide == 8 else DTYPES["float32"]
     kept = [state_bytes(unit, recipe, work, working) for unit in units]
     matrices = costs.over_ranks([float(one.device) for one in kept])
-    others = _adamw(found.others, wide, ranks.mesh)
+    others = _adamw(found.others, wide, team)
     state = [a + b for a, b in zip(matrices, others, strict=True)]
     return CostEstimate(
         method=name,
@@ -184,7 +204,9 @@ def estimate_cost(
         messages=Spread.of(messages),
         reuse=busiest([step.work for step in reuses]),
         refresh=busiest([step.work for step in refreshes]),
-        amortised=Spread.of([x + moments / statistics_every for x in carried]),
+        amortised=Spread.of(
+            [own + sums / statistics_every for own, sums in zip(carried, moments, strict=True)]
+        ),
         first=first,
         sent_reuse=busiest([step.sent for step in reuses]),
         sent_refresh=busiest([step.sent for step in refreshes]),
@@ -234,9 +256,10 @@ def _flops_of(
 
 def _elementwise(name: str, planned: PlannedModel, ranks: RankLayout) -> CostEstimate:
     """AdamW for the whole model: its state; its elementwise work is not counted."""
-    every = [as_rows(parameter) for parameter in planned.model.parameters()]
+    layout = planned.layout(ranks.exact)
+    every = [part_of(parameter, layout) for parameter in planned.model.parameters()]
     (_, size), nothing = _sizes(planned.model), Spread(0.0, 0.0)
-    state = [float(x) for x in _adamw(every, size, ranks.mesh)]
+    state = [float(x) for x in _adamw(every, size, ranks.team)]
     return CostEstimate(
         name,
         None,
@@ -259,37 +282,37 @@ def _elementwise(name: str, planned: PlannedModel, ranks: RankLayout) -> CostEst
 
 
 def _layers(
-    entry: optimizers.OptimizerEntry, planned: PlannedModel, settings: dict[str, Any]
+    entry: optimizers.OptimizerEntry, planned: PlannedModel, settings: dict[str, Any], exact: bool
 ) -> ModelLayers:
+    model, layout = planned.model, planned.layout(exact)
     try:
-        specs = optimizers.head_specs(entry.per_head, planned.model) if entry.per_head else None
-        return find_layers(planned.model, entry.recipe, settings, planned.uses, specs=specs)
+        specs = optimizers.head_specs(entry.per_head, model) if entry.per_head else None
+        return find_layers(
+            model, entry.recipe, settings, planned.uses, planned.routes, specs, layout
+        )
     except ValueError as error:
         raise LabError(f"the costs of {planned.name!r} cannot be estimated: {error}") from error
 
 
 def _unit(layers: Sequence[MatrixLayer], cost: float) -> Unit:
+    sums = moments_of(layers)
     return Unit(
         tuple(layer.name for layer in layers),
         tuple(tensor for layer in layers for tensor in layer.tensors),
-        tuple(sums.sent for sums, _ in moments_of(layers)),
+        tuple(one.factors.sent for one in sums),
         cost,
+        tuple(one.numbers_of_rows for one in sums),
+        layers[0].group,
     )
 
 
-def _adamw(parameters: Sequence[tuple[int, int]], size: int, mesh: Mesh) -> list[int]:
+def _adamw(parameters: Sequence[TensorPart], size: int, mesh: Mesh) -> list[int]:
     held = [held_elements([tensor], mesh.shards) for tensor in parameters]
     each = [adamw_bytes([rows[shard] for rows in held], size) for shard in range(mesh.shards)]
-    return each * mesh.replicas
+    return [each[place.shard] for place in mesh.places]
 
 
 def _sizes(model: nn.Module) -> tuple[int, int]:
     """Bytes of an element of a weight or gradient, and of state, which is float32 or wider."""
     dtype = next(model.parameters()).dtype
     return dtype.itemsize, 8 if dtype == DTYPES["float64"] else 4
-
-
-def as_rows(parameter: nn.Parameter) -> tuple[int, int]:
-    """(rows, elements in a row), as sharding along the first dimension cuts a parameter."""
-    rows = parameter.shape[0] if parameter.ndim else 1
-    return rows, parameter.numel() // max(1, rows)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from gomuon.lab.costs.cost_tables import heading_of, human
+from gomuon.lab.costs.cost_tables import heading_of, human, parts_note
 from gomuon.lab.costs.fitting import Fit, FitCandidate, Fitting
 from gomuon.lab.experiments.optimizers import title
 
@@ -103,8 +103,10 @@ def _left(size: int) -> str:
 
 def fit_notes(fitting: Fitting) -> list[str]:
     """What the figures mean."""
-    bounds = fitting.bounds
+    bounds, ranks = fitting.bounds, fitting.ranks
+    parts = [parts_note(ranks.mesh.parts, ranks.exact)] if ranks.mesh.parts > 1 else []
     return [
+        *parts,
         f"Of {human(bounds.memory, 'B')} on each rank {human(bounds.reserve, 'B')} are reserved "
         "(--reserve) for what is not known here: activations, what FSDP2 gathers, DDP's buckets, "
         "temporaries of the step, the allocator.",

@@ -15,7 +15,8 @@ from torch import nn
 
 from gomuon.geometry.maps import alpha_of_sides
 from gomuon.lab.costs.comparison import chosen_names
-from gomuon.lab.costs.estimate import CostEstimate, RankLayout, as_rows, estimate_cost
+from gomuon.lab.costs.estimate import CostEstimate, RankLayout, estimate_cost
+from gomuon.lab.costs.matrix_layers import part_of
 from gomuon.lab.costs.planned_model import PlannedModel
 from gomuon.lab.costs.traffic import held_elements, wrapper_bytes
 from gomuon.lab.experiments import optimizers
@@ -181,6 +182,7 @@ class Fitting:
             "model_flops": self.planned.model_flops,
             "mesh": dataclasses.asdict(self.ranks.mesh),
             "replicate": self.ranks.replicate,
+            "exact": self.ranks.exact,
             "bounds": dataclasses.asdict(self.bounds),
             "wrapper": self.wrapper,
             "methods": [fit.as_dict() for fit in self.methods],
@@ -196,7 +198,7 @@ def fit_methods(
         planned,
         ranks,
         bounds,
-        wrapper_bytes(planned.parameters, ranks.mesh, weight_size=size, gradient_size=size),
+        wrapper_bytes(planned.held_parameters, ranks.mesh, weight_size=size, gradient_size=size),
         tuple(fit_method(name, planned, ranks, bounds, given) for name in chosen_names(names)),
     )
 
@@ -277,11 +279,11 @@ def _work_orders(own: Mapping[str, Any]) -> list[Changes]:
 
 def need_of(planned: PlannedModel, ranks: RankLayout, estimate: CostEstimate, reserve: int) -> Need:
     """What the busiest rank needs. Each part is that of its own busiest rank: an upper bound."""
-    parameters = list(planned.model.parameters())
+    parameters, layout = list(planned.model.parameters()), planned.layout(ranks.exact)
 
     def held(chosen: list[nn.Parameter]) -> int:
-        rows = [as_rows(parameter) for parameter in chosen]
-        return max(held_elements(rows, ranks.mesh.shards)) * parameters[0].dtype.itemsize
+        parts = [part_of(parameter, layout) for parameter in chosen]
+        return max(held_elements(parts, ranks.mesh.shards)) * parameters[0].dtype.itemsize
 
     return Need(
         weights=held(parameters),

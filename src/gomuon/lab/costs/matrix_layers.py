@@ -1,5 +1,6 @@
 """A model's matrices as shapes, and which layers read the same input."""
 
+import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,11 +10,12 @@ from torch import Tensor, nn
 
 from gomuon.capture.hooks import CapturedModule
 from gomuon.capture.modules import captured_modules
-from gomuon.parameters.divided_rows import CapturedRows, DividedRows
+from gomuon.distributed.assignment import TensorPart
+from gomuon.lab.costs.input_uses import InputUse, InputUses, whole_rows
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.routing import Routes, RoutingTable
-from gomuon.parameters.rows import ConvRows, Rows
+from gomuon.parameters.rows import ConvRows
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
 from gomuon.parameters.specs import (
@@ -23,7 +25,9 @@ from gomuon.parameters.specs import (
     matrix_sides,
     row_limit,
     with_settings,
+    with_shard,
 )
+from gomuon.parameters.tensor_shards import INPUTS, OUTPUTS
 from gomuon.recipes.model_groups import routed
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.work import Group, Matrices
@@ -69,21 +73,27 @@ class MatrixLayer:
         name: the parameter's.
         group: the number of its parameter group.
         settings: the settings of its group.
-        tensors: (rows, elements in a row) of the parameter and of a bias that joins it.
+        tensors: the parameter, and a bias that joins it.
         rows: blocks along the outputs.
         columns: blocks along the inputs.
         matrices: the blocks.
         reads: equal for layers that read the same tensors; None if nothing is captured.
         grouped: moments come one per block of rows, as a grouped convolution's do.
         uses: rows that the weight is applied to in one forward pass; examples, if they are reduced.
+            Of a stack, those of all its matrices.
         limit: the largest number of rows that enter the moments at each call of the layer.
-        calls: how often the layer is called in one forward pass.
+        calls: how often the layer is called in one forward pass. Of a stack, each matrix counts.
+        copies: how many of these calls read the very same rows.
+        in_sequences: whether the rows are positions of sequences.
+        stack: how many matrices have a number of rows of their own.
+        by_function: functions multiply with the weight, not a module.
+        cut: the side along which ranks divide the whole matrix, if its owner gathers it.
     """
 
     name: str
     group: int
     settings: Group
-    tensors: tuple[tuple[int, int], ...]
+    tensors: tuple[TensorPart, ...]
     rows: int
     columns: int
     matrices: Matrices
@@ -92,13 +102,29 @@ class MatrixLayer:
     uses: int = 1
     limit: int | None = None
     calls: int = 1
+    copies: int = 1
+    in_sequences: bool = True
+    stack: int = 1
+    by_function: bool = False
+    cut: int | None = None
 
-    def sampled_rows(self, passes: float) -> int:
-        """Rows that enter the moments in so many forward passes, taken as one pass of them all."""
+    def sampled_rows(self, passes: float, where: int = LEFT) -> int:
+        """Rows that enter a side's moment in so many forward passes, taken as one pass of all.
+
+        Of a stack, those of all its matrices; each of them has an equal share.
+        """
         # To a row in each sequence; of an example that is reduced to one row, no row is left out.
-        stride = 1 if self.settings.get("reduce") else self.settings.get("token_stride", 1)
-        rows = round(self.uses * passes / stride)
-        return rows if self.limit is None else min(rows, self.limit * self.calls)
+        strides = self.in_sequences and not self.settings.get("reduce")
+        stride = self.settings.get("token_stride", 1) if strides else 1
+        rows = round(self.uses * passes / stride / self.copies_of(where))
+        return rows if self.limit is None else min(rows, self.limit * self.calls_of(where))
+
+    def calls_of(self, where: int) -> int:
+        """How many lots of rows these are."""
+        return self.calls // self.copies_of(where)
+
+    def copies_of(self, where: int) -> int:
+        return self.copies if where == RIGHT else 1
 
     @property
     def factors(self) -> tuple[SideFactors, SideFactors]:
@@ -120,32 +146,12 @@ def units_of(layers: Sequence[MatrixLayer]) -> list[list[MatrixLayer]]:
 
 
 @dataclass(frozen=True)
-class InputUse:
-    """What a weight read in one forward pass.
-
-    Attributes:
-        what: equal for layers that read the same tensors.
-        rows: how many it read.
-        examples: how many examples these belong to.
-        calls: how often it was called.
-    """
-
-    what: Hashable
-    rows: int = 1
-    examples: int = 1
-    calls: int = 1
-
-
-InputUses = Mapping[Tensor, InputUse]
-
-
-@dataclass(frozen=True)
 class ModelLayers:
-    """The routing of a model, its matrices, and (rows, elements in a row) of AdamW's parameters."""
+    """The routing of a model, its matrices, and AdamW's parameters."""
 
     table: RoutingTable
     layers: tuple[MatrixLayer, ...]
-    others: tuple[tuple[int, int], ...]
+    others: tuple[TensorPart, ...]
 
 
 def find_layers(
@@ -155,6 +161,7 @@ def find_layers(
     uses: InputUses | None = None,
     routes: Routes = None,
     specs: Mapping[str, LayerSpec] | None = None,
+    layout: Layout | None = None,
 ) -> ModelLayers:
     """What a method finds in a model, which may be on the meta device.
 
@@ -165,8 +172,10 @@ def find_layers(
         uses: what `find_input_uses` found; without it no two layers share an input.
         routes: as the optimizer's.
         specs: as the optimizer's.
+        layout: how tensor parallelism divides the model.
     """
-    table = routed(recipe, model, Layout(), routes)
+    layout = Layout() if layout is None else layout
+    table = routed(recipe, model, layout, routes)
     matrices = {entry.parameter for entry in table.treated("matrix")}
     cuts = {
         **layer_specs(
@@ -177,6 +186,9 @@ def find_layers(
         ),
         **recipe.model_use.specs(model, settings),
     }
+    for name, block in model.named_parameters():
+        if (place := layout.blocks.get(block)) is not None:
+            cuts[block] = with_shard(name, cuts.get(block, DEFAULT_SPEC), block, place)
     joined = {spec.bias for spec in cuts.values()}
 
     def sampling(weight: Tensor) -> Sampling:
@@ -186,18 +198,21 @@ def find_layers(
         rows = row_limit(spec, settings, inputs)
         return Sampling(ones=spec.bias is not None, rows=rows)
 
-    watched = captured_modules(model, sampling)
+    hooked = captured_modules(model, sampling, cuts)
     layers = []
     for number, (group, name, parameter, own) in enumerate(_grouped(recipe, table, settings)):
         if parameter in joined or parameter.numel() == 0:
             continue
         spec = cuts.get(parameter, DEFAULT_SPEC)
         spec = with_settings(spec, parameter, own, captured=recipe.geometry.uses_moments)
-        modules = watched.get(parameter, ())
+        layer = _matrix_layer((group, name), parameter, spec, own, layout)
         seen = InputUse(number) if uses is None else uses.get(parameter)
-        captured = recipe.geometry.captured_sides(own)
-        layers.append(_matrix_layer((group, name), parameter, spec, own, captured, modules, seen))
-    others = tuple(_rows(entry.parameter) for entry in table.treated("adamw"))
+        if seen is not None:
+            captured = recipe.geometry.captured_sides(own)
+            limit = sampling(parameter).rows
+            layer = _captured(layer, captured, seen, limit, hooked.get(parameter, ()))
+        layers.append(layer)
+    others = tuple(part_of(entry.parameter, layout) for entry in table.treated("adamw"))
     return ModelLayers(table, tuple(layers), others)
 
 
@@ -213,19 +228,12 @@ def _grouped(
 
 
 def _matrix_layer(
-    place: tuple[int, str],
-    parameter: Tensor,
-    spec: LayerSpec,
-    settings: Group,
-    captured: tuple[bool, bool],
-    modules: Sequence[CapturedModule],
-    seen: InputUse | None,
+    place: tuple[int, str], parameter: Tensor, spec: LayerSpec, settings: Group, layout: Layout
 ) -> MatrixLayer:
-    """The layer of a parameter, given its group's number, its name and what it read."""
+    """The layer of a parameter, given its group's number and its name; nothing is captured yet."""
     group, name = place
     layer = Layer(name, parameter, {}, spec)
-    strips = layer.tiling.strips
-    tensors = tuple(_rows(tensor) for tensor in (parameter, spec.bias) if tensor is not None)
+    tensors = (parameter,) if spec.bias is None else (parameter, spec.bias)
     matrices = Matrices(
         layer.blocks,
         *layer.shape,
@@ -233,73 +241,62 @@ def _matrix_layer(
         forms=layer.forms,
         has_partner=spec.partner is not None,
     )
-    found = MatrixLayer(name, group, settings, tensors, *strips, matrices)
-    gradients, inputs = (
-        side and form.kind != "identity" for side, form in zip(captured, layer.forms, strict=True)
-    )
-    if seen is None or not modules or not (gradients or inputs):
-        return found
-    return replace(
-        found,
-        matrices=replace(matrices, captured=(gradients, inputs)),
-        # Whoever reads one tensor in two ways, or cuts it in two ways, takes two moments of it.
-        reads=(seen.what, tuple(module.rows for module in modules), strips[1], layer.forms[1]),
-        grouped=isinstance(modules[0].rows, ConvRows) and spec.parts > 1,
-        uses=seen.examples if settings.get("reduce") else seen.rows,
-        limit=_whole(modules[0].rows).sampling.rows,
-        calls=seen.calls,
+    gathered = layout.gathered.get(parameter)
+    dim = None if gathered is None else gathered.dim
+    return MatrixLayer(
+        name,
+        group,
+        settings,
+        tuple(part_of(tensor, layout) for tensor in tensors),
+        *layer.tiling.strips,
+        matrices,
+        stack=layer.tiling.stack,
+        cut=None if dim is None else {OUTPUTS: LEFT, INPUTS: RIGHT}[dim],
     )
 
 
-def _whole(rows: CapturedRows) -> Rows:
-    """The rows of a layer of a planned model, which is not divided among ranks."""
-    assert not isinstance(rows, DividedRows)
-    return rows
+def _captured(
+    layer: MatrixLayer,
+    captured: tuple[bool, bool],
+    seen: InputUse,
+    limit: int | None,
+    modules: Sequence[CapturedModule],
+) -> MatrixLayer:
+    """The layer as it is captured: by hooks on its `modules`, or if there are none, by products.
 
-
-def find_input_uses(model: nn.Module, *inputs: Tensor) -> dict[Tensor, InputUse]:
-    """Weights and what they read in one forward pass, by identity, as the capture finds it.
-
-    On the meta device this costs no memory. A weight that was never called is left out.
+    Args:
+        layer: the layer.
+        captured: whether the method captures (left, right).
+        seen: what the layer reads.
+        limit: the largest number of rows.
+        modules: those that multiply with its weight.
     """
-    alive: list[Tensor] = []  # a dead tensor's id may come again
-    calls: dict[Tensor, list[tuple[int, int]]] = {}
-    uses: dict[Tensor, tuple[int, int]] = {}
-    handles = []
-    for weight, modules in captured_modules(model, lambda weight: Sampling()).items():
-        for watched in modules:
-            rows_read = _whole(watched.rows)
-
-            def note(
-                module: nn.Module,
-                args: tuple[Any, ...],
-                kwargs: dict[str, Any],
-                output: Tensor,
-                weight: Tensor = weight,
-                reader: Rows = rows_read,
-            ) -> None:
-                x: Tensor = args[0] if args else kwargs["input"]
-                alive.append(x)
-                calls.setdefault(weight, []).append((id(x), x._version))
-                rows, examples = uses.get(weight, (0, 0))
-                reduced = replace(reader, sampling=Sampling(reduce=True))
-                uses[weight] = rows + reader.uses(output), examples + reduced.uses(output)
-
-            handles.append(watched.module.register_forward_hook(note, with_kwargs=True))
-    try:
-        with torch.no_grad():
-            model(*inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    numbers: dict[tuple[tuple[int, int], ...], int] = {}
-    return {
-        weight: InputUse(numbers.setdefault(tuple(seen), len(numbers)), *uses[weight], len(seen))
-        for weight, seen in calls.items()
-    }
+    forms = (layer.matrices.form(where) for where in (LEFT, RIGHT))
+    gradients, inputs = (
+        side and form.kind != "identity" for side, form in zip(captured, forms, strict=True)
+    )
+    if not (gradients or inputs):
+        return layer
+    rows = [whole_rows(module.rows) for module in modules]
+    # Whoever reads one tensor in two ways, or cuts it in two ways, takes two moments of it.
+    ways = tuple(rows), layer.columns, layer.matrices.form(RIGHT)
+    return replace(
+        layer,
+        matrices=replace(layer.matrices, captured=(gradients, inputs)),
+        reads=(seen.what, ways) if rows else ("product", layer.name),
+        grouped=bool(rows) and isinstance(rows[0], ConvRows) and rows[0].groups > 1,
+        uses=seen.examples if layer.settings.get("reduce") else seen.rows,
+        limit=limit,
+        calls=seen.calls,
+        copies=seen.copies,
+        in_sequences=seen.in_sequences,
+        by_function=not rows,
+    )
 
 
-def _rows(parameter: Tensor) -> tuple[int, int]:
-    """(rows, elements in a row), as sharding along the first dimension cuts a parameter."""
-    rows = parameter.shape[0] if parameter.ndim else 1
-    return rows, parameter.numel() // rows if rows else 0
+def part_of(parameter: Tensor, layout: Layout) -> TensorPart:
+    """What a rank has of a parameter before sharding along its first dimension cuts it."""
+    place = layout.shards.get(parameter)
+    shape = tuple(parameter.shape) if place is None else place.shape(parameter)
+    parts = 1 if place is None or place.dim is None or not layout.gathers else place.parts
+    return TensorPart(shape[0] if shape else 1, math.prod(shape[1:]), parts)

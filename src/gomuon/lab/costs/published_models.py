@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gomuon.lab.costs.tensor_plan import TensorPlan
 from gomuon.lab.experiments.models import (
     NORM_EPSILON,
     CharacterModel,
@@ -136,28 +137,69 @@ class Llama(nn.Module):
 
 @dataclass(frozen=True)
 class Configuration:
-    """A model by name: how it is built, its context, and tokens per rank and step."""
+    """A model by name.
+
+    Attributes:
+        build: how it is built.
+        context: the length of a sequence.
+        tokens: of one rank and step.
+        description: its name in words.
+        division: how tensor parallelism usually divides it; None if the model cannot be divided.
+    """
 
     build: Callable[[], nn.Module]
     context: int
     tokens: int
     description: str
+    division: TensorPlan | None = None
+
+
+def llama_division(heads: int) -> TensorPlan:
+    """The usual plan of a Llama with so many heads of keys."""
+    return TensorPlan(
+        ("*.q_proj", "*.k_proj", "*.v_proj", "*.gate", "*.up", "lm_head"),
+        ("*.o_proj", "*.down", "embed_tokens"),
+        heads,
+    )
+
+
+def gpt2_division(heads: int) -> TensorPlan:
+    """The usual plan of a GPT-2; its embedding is also the output head, and stays whole."""
+    return TensorPlan(("*.c_attn", "*.c_fc"), ("*.c_proj",), heads)
 
 
 CONFIGURATIONS: dict[str, Configuration] = {
     "character": Configuration(
         lambda: CharacterModel(65), 128, 16 * 128, "the paper's character model"
     ),
-    "gpt2-124m": Configuration(lambda: GPT2(768, 12, 12), 1024, 32 * 1024, "GPT-2"),
-    "gpt2-medium": Configuration(lambda: GPT2(1024, 24, 16), 1024, 32 * 1024, "GPT-2 medium"),
-    "gpt2-xl": Configuration(lambda: GPT2(1600, 48, 25), 1024, 16 * 1024, "GPT-2 XL"),
+    "gpt2-124m": Configuration(
+        lambda: GPT2(768, 12, 12), 1024, 32 * 1024, "GPT-2", gpt2_division(12)
+    ),
+    "gpt2-medium": Configuration(
+        lambda: GPT2(1024, 24, 16), 1024, 32 * 1024, "GPT-2 medium", gpt2_division(16)
+    ),
+    "gpt2-xl": Configuration(
+        lambda: GPT2(1600, 48, 25), 1024, 16 * 1024, "GPT-2 XL", gpt2_division(25)
+    ),
     "llama-7b": Configuration(
-        lambda: Llama(32000, 4096, 32, 32, 32, 11008), 4096, 4 * 4096, "Llama 2 7B"
+        lambda: Llama(32000, 4096, 32, 32, 32, 11008),
+        4096,
+        4 * 4096,
+        "Llama 2 7B",
+        llama_division(32),
     ),
     "llama-8b": Configuration(
-        lambda: Llama(128256, 4096, 32, 32, 8, 14336), 8192, 2 * 8192, "Llama 3 8B"
+        lambda: Llama(128256, 4096, 32, 32, 8, 14336),
+        8192,
+        2 * 8192,
+        "Llama 3 8B",
+        llama_division(8),
     ),
     "llama-70b": Configuration(
-        lambda: Llama(32000, 8192, 80, 64, 8, 28672), 4096, 2 * 4096, "Llama 2 70B"
+        lambda: Llama(32000, 8192, 80, 64, 8, 28672),
+        4096,
+        2 * 4096,
+        "Llama 2 70B",
+        llama_division(8),
     ),
 }

@@ -132,6 +132,8 @@ class _Operators(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         kwargs, record = kwargs or {}, self.record
+        if any(map(_is_divided, types)):
+            return NotImplemented  # its operators on this rank's part come here by themselves
         if record.silent or func.namespace == "prim":  # prim asks a tensor for its device
             return func(*args, **kwargs)
         packet = func._overloadpacket
@@ -167,6 +169,12 @@ def _recorded(
     )
     of_interest = operation.waits or decomposition is not None or operation.is_float64
     return _placed(operation) if of_interest else operation
+
+
+def _is_divided(kind: type) -> bool:
+    """Whether tensors of a class are divided among ranks. Does not import torch.distributed."""
+    placements = sys.modules.get("torch.distributed.tensor")
+    return placements is not None and issubclass(kind, placements.DTensor)
 
 
 def _read(name: str, tensor: Tensor) -> RecordedOperation:

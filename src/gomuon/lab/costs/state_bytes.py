@@ -33,7 +33,7 @@ def state_bytes(
     device, host = 0, 0
     for name, elements in kept_elements(unit, work).items():
         size = elements * keeping.dtype_of(name, working).itemsize
-        if keeping.is_offloaded(name):
+        if keeping.is_offloaded(name) and not name.endswith("_seen_each"):
             host += size
         else:
             device += size

@@ -1,10 +1,12 @@
 """Bytes that leave each rank in a step, when every unit of matrices has one owner.
 
-    gradients   every rank of the owner's replica → the owner      its rows, if sharded
+    gradients   every rank of the owner's replica → the owner      its part, if divided
     weights     as gradients, for methods that read whole weights
     moments     every rank → the owner                             in backward, on refresh steps;
                                                                    see `narrow_message` for bfloat16
-    steps       the owner → every rank                             the rows that rank holds
+    steps       the owner → every rank                             the part that rank holds
+    rows        every rank → those that divide a layer with it     in backward, on refresh steps;
+                                                                   see `lab/costs/exchange.py`
     status      every rank → every rank                            a few numbers, so that all agree
 
 What a rank keeps for itself is not sent. AdamW's parameters are updated where they lie. The
@@ -12,10 +14,11 @@ gradients' and parameters' own travel in DDP or FSDP2 is the wrapper's: see `wra
 tests hold these figures to what goes through a process group.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from gomuon.distributed.assignment import Unit, load_per_rank
+from gomuon.distributed.assignment import TensorPart, Unit, load_per_rank
 from gomuon.distributed.narrow_sums import owner_adds, slice_of
 from gomuon.distributed.shards import shard_rows
 
@@ -23,38 +26,71 @@ WIDE = 8  # bytes of a float64
 STATUS_NUMBERS = 5  # float64, from each rank to each other, before a step
 # float64, from each rank to each other, on refresh steps: what was sent in the backward pass.
 STREAM_NUMBERS = 6
-COUNTS = 2  # float64 beside each moment: rows and uses
 FACTOR = WIDE  # of the old weights, beside each tensor of a step
+
+
+class Place(NamedTuple):
+    """A rank's coordinates in a mesh."""
+
+    replica: int
+    shard: int
+    part: int
 
 
 @dataclass(frozen=True)
 class Mesh:
-    """Ranks as replicas × shards: DDP has one shard, FSDP2 one replica, hybrids have both.
+    """Ranks as replicas × shards × parts.
 
-    Rank r is shard r mod `shards` of replica r div `shards`.
+    DDP has one shard, FSDP2 one replica, hybrids have both. Tensor parallelism divides each layer
+    into parts. Ranks are numbered replica by replica, and in these shard by shard.
     """
 
     replicas: int = 1
     shards: int = 1
+    parts: int = 1
 
     def __post_init__(self) -> None:
-        if self.replicas < 1 or self.shards < 1:
+        if min(self.replicas, self.shards, self.parts) < 1:
             raise ValueError(
-                f"a mesh needs replicas and shards >= 1, got {self.replicas} × {self.shards}"
+                "a mesh needs replicas, shards and parts >= 1, got "
+                f"{self.replicas} × {self.shards} × {self.parts}"
             )
 
     @property
     def ranks(self) -> int:
-        return self.replicas * self.shards
+        return self.replicas * self.shards * self.parts
+
+    @property
+    def places(self) -> list[Place]:
+        """The coordinates of every rank."""
+        return [self.place(rank) for rank in range(self.ranks)]
+
+    def place(self, rank: int) -> Place:
+        rest, part = divmod(rank, self.parts)
+        return Place(*divmod(rest, self.shards), part)
+
+    def rank(self, place: Place) -> int:
+        return (place.replica * self.shards + place.shard) * self.parts + place.part
 
 
-def held_elements(tensors: Sequence[tuple[int, int]], shards: int) -> list[int]:
+def held_elements(tensors: Sequence[TensorPart], shards: int) -> list[int]:
     """Elements of these parameters on each shard."""
     held = [0] * shards
-    for rows, width in tensors:
-        for shard, count in enumerate(shard_rows(rows, shards)):
-            held[shard] += count * width
+    for tensor in tensors:
+        for shard, count in enumerate(shard_rows(tensor.rows, shards)):
+            held[shard] += count * tensor.width
     return held
+
+
+def senders(tensor: TensorPart, owner: int, mesh: Mesh) -> Iterator[tuple[int, int]]:
+    """The other ranks from which an owner collects a parameter, and the elements of each."""
+    own = mesh.place(owner)
+    parts = range(mesh.parts) if tensor.parts > 1 else [own.part]
+    for shard, elements in enumerate(held_elements([tensor], mesh.shards)):
+        for part in parts:
+            rank = mesh.rank(Place(own.replica, shard, part))
+            if rank != owner:
+                yield rank, elements
 
 
 def reduced_bytes(size: float, ranks: int) -> int:
@@ -74,7 +110,7 @@ def status_bytes(ranks: int, groups: int = 1, coupled: bool = False) -> int:
 
 def moment_message(unit: Unit, moment_size: int) -> int:
     """Bytes of a unit's sums and of the counts beside them."""
-    return sum(unit.moments) * moment_size + len(unit.moments) * COUNTS * WIDE
+    return sum(unit.moments) * moment_size + unit.numbers_of_rows * WIDE
 
 
 def narrow_message(
@@ -85,7 +121,7 @@ def narrow_message(
     They go to the ranks that add them up; these send their slices to the owner in full. See
     `distributed/narrow_sums.py`.
     """
-    sent = 0 if rank == owner else len(unit.moments) * COUNTS * WIDE
+    sent = 0 if rank == owner else unit.numbers_of_rows * WIDE
     for numbers in unit.moments:
         own = slice_of(rank, numbers, owner, ranks)
         sent += (numbers - own) * sums_size
@@ -118,7 +154,7 @@ def step_bytes(
     Args:
         units: what is owned.
         owners: the rank of each unit.
-        mesh: the ranks.
+        mesh: the ranks that share the work.
         refresh: whether captured moments travel in this step.
         groups: parameter groups with matrices.
         gradient_size: bytes of an element of a gradient.
@@ -128,17 +164,14 @@ def step_bytes(
         coupled: whether trust sums over the group, as K-FAC's does.
     """
     sent = [status_bytes(mesh.ranks, groups, coupled)] * mesh.ranks
+    places = mesh.places
     for unit, owner in zip(units, owners, strict=True):
         held = held_elements(unit.tensors, mesh.shards)
-        replica = owner // mesh.shards
-        for rank in range(mesh.ranks):
-            if rank == owner:
-                continue
-            rows = held[rank % mesh.shards]
-            sent[owner] += rows * working_size + len(unit.tensors) * FACTOR
-            # With one shard the owner's gradient is whole already.
-            if mesh.shards > 1 and rank // mesh.shards == replica:
-                sent[rank] += rows * (gradient_size + weight_size)
+        others = sum(held[place.shard] for place in places) - held[places[owner].shard]
+        sent[owner] += others * working_size + (mesh.ranks - 1) * len(unit.tensors) * FACTOR
+        for tensor in unit.tensors:
+            for rank, elements in senders(tensor, owner, mesh):
+                sent[rank] += elements * (gradient_size + weight_size)
     if not refresh:
         return sent
     narrow = working_size if sums_size is None else sums_size
@@ -177,18 +210,25 @@ def step_memory(
     """Bytes each rank holds while steps are sent; the arguments are those of `step_bytes`.
 
     One buffer with everything it sends, its own rows included, and one with everything it receives.
-    An owner also holds its whole steps and, if parameters are sharded, the whole gradients and
+    An owner also holds its whole steps and, if parameters are divided, the whole gradients and
     weights that it collected.
     """
     held = [0] * mesh.ranks
-    collected = gradient_size + weight_size if mesh.shards > 1 else 0
+    # The owners of a group collect either all of its gradients or, if they have them whole, none.
+    collecting = {
+        unit.group
+        for unit in units
+        if mesh.shards > 1 or any(tensor.parts > 1 for tensor in unit.tensors)
+    }
+    places = mesh.places
     for unit, owner in zip(units, owners, strict=True):
         rows = held_elements(unit.tensors, mesh.shards)
-        for rank in range(mesh.ranks):
-            message = rows[rank % mesh.shards] * working_size + len(unit.tensors) * FACTOR
-            held[rank] += message
-            held[owner] += message
-        held[owner] += sum(rows) * (working_size + collected)
+        messages = [rows[place.shard] * working_size for place in places]
+        for rank, message in enumerate(messages):
+            held[rank] += message + len(unit.tensors) * FACTOR
+        held[owner] += sum(messages) + mesh.ranks * len(unit.tensors) * FACTOR
+        collected = gradient_size + weight_size if unit.group in collecting else 0
+        held[owner] += sum(x.elements for x in unit.tensors) * (working_size + collected)
     return held
 
 

@@ -1,12 +1,13 @@
 """What units of layers multiply, decompose and keep, by the costs that their method states.
 
-A unit is a list of layers that read one input and have one owner; see `layers.units_of`.
+A unit is a list of layers that read one input and have one owner; see `matrix_layers.units_of`.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+from gomuon.lab.costs.exchange import ALL_ROWS, RowShare
 from gomuon.lab.costs.matrix_layers import MatrixLayer, SideFactors
 from gomuon.parameters.side_forms import LEFT, RIGHT
 from gomuon.recipes.work import CapturedFactors, Factors, LayerWork, StepWork, Work, symmetric
@@ -59,19 +60,43 @@ def _right_factor(unit: Layers) -> Layers:
     return [x for x in unit if x.matrices.captured[RIGHT]][:1]
 
 
-def moments_of(unit: Layers) -> list[tuple[SideFactors, MatrixLayer]]:
-    """The sums captured of a unit with their layer: Σδδᵀ of every layer, Σxxᵀ once."""
-    lefts = [(x.factors[LEFT], x) for x in unit if x.matrices.captured[LEFT]]
-    return lefts + [(x.factors[RIGHT], x) for x in _right_factor(unit)]
+@dataclass(frozen=True)
+class CapturedSum:
+    """The sum of one side of a layer, Σδδᵀ (left) or Σxxᵀ (right).
+
+    Attributes:
+        layer: the layer, or one of those that share the sum.
+        where: the side.
+    """
+
+    layer: MatrixLayer
+    where: int
+
+    @property
+    def factors(self) -> SideFactors:
+        return self.layer.factors[self.where]
+
+    @property
+    def numbers_of_rows(self) -> int:
+        """How many are sent beside the sum."""
+        return 2 * self.layer.stack
+
+    def work(self, passes: float, share: RowShare) -> Work:
+        """What a rank multiplies that reads its `share` of the rows of so many passes."""
+        count, side = self.factors.squares
+        rows = share.rows(self.layer, passes, self.where)
+        return symmetric(count // self.layer.stack, side, rows)  # those of a whole stack together
 
 
-def moment_work(unit: Layers, passes: float = 1.0) -> Work:
-    """What *every* rank multiplies in the backward pass of so many forward passes."""
-    return [
-        product
-        for sums, layer in moments_of(unit)
-        for product in symmetric(*sums.squares, layer.sampled_rows(passes))
-    ]
+def moments_of(unit: Layers) -> list[CapturedSum]:
+    """The sums captured of a unit: Σδδᵀ of every layer, Σxxᵀ once."""
+    lefts = [CapturedSum(x, LEFT) for x in unit if x.matrices.captured[LEFT]]
+    return lefts + [CapturedSum(x, RIGHT) for x in _right_factor(unit)]
+
+
+def moment_work(unit: Layers, passes: float = 1.0, share: RowShare = ALL_ROWS) -> Work:
+    """What a rank multiplies in the backward pass of so many forward passes."""
+    return [product for one in moments_of(unit) for product in one.work(passes, share)]
 
 
 # ---- state ---------------------------------------------------------------------------------------
@@ -94,13 +119,21 @@ def kept_elements(unit: Layers, work: StepWork) -> Counter[str]:
             kept[_MAPS[where]] += _map_elements(layer, where, work.captured)
         if layer.matrices.captured[LEFT]:
             kept["left_factor"] += layer.factors[LEFT].elements
+            kept["left_seen_each"] += _seen_each(layer)
     for layer in _right_factor(unit):
         right = layer.factors[RIGHT]
-        kept["right_factor"] += work.captured.keeps_inputs(layer.settings) * right.elements
+        if work.captured.keeps_inputs(layer.settings):
+            kept["right_factor"] += right.elements
+            kept["right_seen_each"] += _seen_each(layer)
         copied = any(right.strips != x.matrices.count for x in unit)
         if work.captured.one_for == "factor" and copied:
             kept[_MAPS[RIGHT]] += right.elements_of(work.captured.map_elements)
     return kept
+
+
+def _seen_each(layer: MatrixLayer) -> int:
+    """When each matrix of a stack was observed last."""
+    return layer.stack if layer.stack > 1 else 0
 
 
 def _map_elements(layer: MatrixLayer, where: int, factors: CapturedFactors) -> int:
