@@ -9,6 +9,7 @@ from gomuon.errors import DecompositionError as DecompositionError
 from gomuon.errors import GeometryWarning as GeometryWarning
 from gomuon.errors import NonFiniteGradientError as NonFiniteGradientError
 from gomuon.errors import RankError as RankError
+from gomuon.intervals import Adaptive as Adaptive
 
 from gomuon.methods.muon import Muon as Muon
 from gomuon.methods.kfac import KFAC as KFAC
@@ -34,6 +35,7 @@ from gomuon.parameters.specs import LayerSpec as LayerSpec
 __version__ = "0.1.0"
 
 __all__ = [
+    "Adaptive",
     "DecompositionError",
     "GeometryWarning",
     "LayerSpec",

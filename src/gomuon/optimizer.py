@@ -249,7 +249,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
             self._teams.watch(model)
         self._layout.specs = self._layer_specs(inner)
         # After the wrapper was looked for: whether layers take turns may depend on it.
-        self._capture.attach(inner, self.param_groups)
+        self._capture.attach(inner, self.param_groups, self.state)
         self._step.participants.clear()
         if self._captures and self._teams.is_known(self.param_groups):
             with suppress(ValueError):  # the step raises it
@@ -280,7 +280,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
 
     def _gate(self) -> None:
         """Open the hooks if the next step refreshes. Called before its forward pass."""
-        for index in self._capture.gate(self.param_groups):
+        for index in self._capture.gate(self.param_groups, self.state):
             self._step.participants.pop(index, None)  # phases may have changed
 
     def zero_grad(self, set_to_none: bool = True) -> None:

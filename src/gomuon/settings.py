@@ -13,6 +13,7 @@ import torch
 from gomuon.errors import describe_value
 from gomuon.functional.factors import RootMethod
 from gomuon.functional.polar_factor import PolarMethod
+from gomuon.intervals import Adaptive, is_interval
 
 AdamWSettings = Mapping[str, Any]
 
@@ -77,20 +78,11 @@ def _one_of(*choices: Any) -> Callable[[Any], bool]:
     return lambda value: any(value is choice or value == choice for choice in choices)
 
 
-def _whole(low: int) -> Callable[[Any], bool]:
-    def check(value: Any) -> bool:
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        return whole and low <= value < 2**63  # a larger number overflows in products
-
-    return check
-
-
 _at_least_zero = _within(0, math.inf)
 _decay = _within(0, 1)
 _exponent = _within(0, 0.5, include_high=True)
 _share = _within(0, 1, include_high=True)
 _positive = _within(5e-324, math.inf)
-_whole_number = _whole(1)
 
 
 def _is_damping(value: Any) -> bool:
@@ -122,12 +114,18 @@ EXPONENTS = Kind(
     "a number in [0, 0.5], or a pair of them (left, right)",
 )
 BETAS = Kind(_pair_of(_decay), "a pair of numbers in [0, 1)")
-INTERVAL = Kind(_whole_number, "a whole number >= 1")
+INTERVAL = Kind(is_interval, "a whole number >= 1")
+ADAPTIVE = Kind(
+    lambda value: isinstance(value, Adaptive) or is_interval(value),
+    "a whole number >= 1 or gomuon.Adaptive(…)",
+)
 ROWS = Kind(
-    lambda value: value is None or value == "auto" or _whole_number(value),
+    lambda value: value is None or value == "auto" or is_interval(value),
     '"auto", None or a whole number >= 1',
 )
-WHOLE = Kind(_whole(0), "a whole number >= 0")
+WHOLE = Kind(
+    lambda value: is_interval(value) or (value == 0 and type(value) is int), "a whole number >= 0"
+)
 FLAG = Kind(lambda value: isinstance(value, bool), "True or False")
 ROOT_METHOD = Kind(_one_of(*get_args(RootMethod)), f"one of {get_args(RootMethod)}")
 CONDITION = Kind(lambda value: _at_least_zero(value) and value > 1, "a finite number > 1")

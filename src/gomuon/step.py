@@ -23,6 +23,7 @@ from gomuon.parameters.layers import Layer, note_layers_on_error
 from gomuon.parameters.layout import Layout, State
 from gomuon.parameters.stacking import Participants, stacked
 from gomuon.parameters.stacks import Stack
+from gomuon.recipes.next_intervals import NextIntervals
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.refresh_cost import costly_refresh
 from gomuon.recipes.stations import Pending, cautious
@@ -189,11 +190,14 @@ class Step:
                 wanted = capture.shapes(index)
                 statistics = team.sum_statistics(present.matrices, captured[index], wanted)
             arrived()
-            with team.fail_together(present):
+            intervals = NextIntervals(self.recipe.clock, group, present, self.layout)
+            with team.fail_together(present, intervals.votes):
                 unseen = self.refresh(present, statistics, group)
+                intervals.count(present.layers)
                 if unseen and capture.model is not None and capture.captures(group):
                     self._report_uncaptured(unseen, group, capture)
                 self.update(present, group, team)
+            intervals.settle()
             team.send(present.matrices)
             for stack in present.stacks:
                 stack.end_step()
@@ -213,8 +217,8 @@ class Step:
         Returns the layers whose turn it was to be observed, but of which nothing was captured.
         """
         geometry, clock = self.recipe.geometry, self.recipe.clock
-        observed = [layer for layer in present.layers if clock.observes(group, layer.phase)]
-        renewed = [layer for layer in present.layers if clock.renews(group, layer.phase)]
+        observed = [layer for layer in present.layers if clock.observes(group, layer.turn)]
+        renewed = [layer for layer in present.layers if clock.renews(group, layer.turn)]
         for layer in observed:
             layer.statistics = statistics.get(layer.parameter)
         new = [layer for layer in renewed if not _GEOMETRY & layer.state.keys()]
@@ -270,7 +274,7 @@ class Step:
                 observe(stack, source, U)
             stack.close()
         if recipe.geometry.acts_after:
-            due = [layer for layer in present.layers if recipe.clock.renews(group, layer.phase)]
+            due = [layer for layer in present.layers if recipe.clock.renews(group, layer.turn)]
             recipe.geometry.after(due, present.stacks, group)
 
     def directions(self, stacks: Sequence[Stack], group: Group) -> Iterator[Pending]:

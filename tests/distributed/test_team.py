@@ -39,7 +39,7 @@ def test_alone_an_exception_is_not_changed_and_a_fault_is_this_ranks() -> None:
     assert ALONE.agree(lambda: ("a fault", {}), "Muon", []) == ("a fault", {})
     with (
         pytest.raises(ZeroDivisionError) as failure,
-        ALONE.fail_together(Participants([], [], [])),
+        ALONE.fail_together(Participants([], [], []), {}),
     ):
         raise ZeroDivisionError
     assert not getattr(failure.value, "__notes__", ())

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from gomuon import GeometryWarning
+from gomuon import Adaptive, GeometryWarning, GoMuon
 from gomuon.functional import factors, linalg
-from gomuon.functional.factors import RootBatch
+from gomuon.functional.factors import RootBatch, RootMethod
+from gomuon.functional.polar_factor import PolarMethod
 from gomuon.geometry import captured
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.recipes.registry import METHODS
@@ -105,6 +106,53 @@ def test_a_refresh_waits_once_and_decomposes_nothing(
         train(model, optimizer, range(step, step + 1))
     assert counts == expected
     assert not root_fallbacks(optimizer)
+
+
+@pytest.mark.parametrize("roots", ["products", "eigh"])
+@pytest.mark.parametrize("polar", ["fast", "svd"])
+def test_a_clock_that_adapts_decides_the_same(
+    roots: RootMethod, polar: PolarMethod, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the one wait there are roots which are not known to be good, not maps."""
+    models = [transformer(layers=1) for _ in range(2)]
+    every = Adaptive(0.97, least=1, most=8)
+    optimizers = [GoMuon(x, refresh_every=every, roots=roots, polar=polar) for x in models]
+    intervals = []
+    for model, optimizer in zip(models, optimizers, strict=True):
+        train(model, optimizer, range(10))
+        intervals.append([s["interval"] for s in optimizer.state.values() if "interval" in s])
+        monkeypatch.setattr(linalg, "decomposes_well", lambda device: False)
+    assert intervals[0] == intervals[1]
+    assert len(set(intervals[0])) > 1
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_a_clock_that_adapts_waits_once_in_a_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = transformer(layers=1, dtype=torch.float32)
+    optimizer = GoMuon(model, refresh_every=Adaptive(1e-9, least=1, most=4), polar="fast")
+    real, counts = captured.CapturedMoments.refresh, []
+
+    def counted(*args: Any) -> Any:
+        with ReadBacks() as seen:
+            result = real(*args)
+        counts.append(seen.count)
+        return result
+
+    monkeypatch.setattr(captured.CapturedMoments, "refresh", counted)
+    train(model, optimizer, range(9))
+    assert counts == [1, 1, 1, 0, 1, 0, 0, 0, 1]
+
+
+@pytest.mark.usefixtures("accelerator")
+def test_a_factor_that_cannot_be_used_decides_nothing() -> None:
+    model = transformer(layers=1)
+    optimizer = GoMuon(model, refresh_every=Adaptive(1e-9, least=1, most=8), roots="products")
+    train(model, optimizer, range(1))
+    with pytest.warns(GeometryWarning, match=NAME):
+        poisoned_step(model, optimizer, 1)
+    down = model.get_parameter("trunk.blocks.0.mlp.down.weight")
+    of_both = optimizer.state[model.get_parameter(NAME)], optimizer.state[down]
+    assert [state["interval"] for state in of_both] == [2, 2]  # by q, k and o of its unit
 
 
 @pytest.mark.parametrize("name", CAPTURED)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 import gomuon as gomuon  # registers the methods
 from gomuon import settings as kinds
+from gomuon.intervals import Adaptive
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.recipes.registry import METHODS
 from gomuon.settings import Kind
@@ -26,6 +27,8 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {},
         {"input_decay": 0.9, "shrinkage": {"damping": 0.1}},
         {"alpha": (0.0, 0.25), "geometry_decay": True, "weight_decay": 0.1},
+        {"refresh_every": Adaptive(0.97, most=8), "stagger": True},
+        {"statistics_every": 1},
     ],
     "KFAC": [{"statistics_every": 3}],
     "Shampoo": [
@@ -108,6 +111,7 @@ _WRONG: list[tuple[Kind, list[Any]]] = [
     (kinds.EXPONENTS, [0.6, -0.1, (0.1, 0.2, 0.3)]),
     (kinds.BETAS, [(0.9, 1.0), 0.9]),
     (kinds.INTERVAL, [0, 2.5, True]),
+    (kinds.ADAPTIVE, [0, 2.5, True, {"least": 1}]),
     (kinds.WHOLE, [-1, 2.5]),
     (kinds.FLAG, [1, None]),
     (kinds.SHRINKAGE, [1.5, {"damping": -1.0}, {"ridge": 1.0}]),

@@ -98,12 +98,12 @@ class FunctionWatch:
         self.weights.clear()
         self.open = False
 
-    def gate(self, is_due: Callable[[float], bool]) -> bool:
+    def gate(self, is_due: Callable[[WatchedWeight], bool]) -> bool:
         """Before the forward pass: which weights are captured in the next step, and whether any."""
         self.close()
         self.open = self.seen = False
         for watched in self.weights.values():
-            watched.open = is_due(watched.phase)
+            watched.open = is_due(watched)
             self.open |= watched.open
         return self.open
 

@@ -17,7 +17,8 @@ from gomuon.moments import Moment, MomentShapes, Statistics, stacked_counts
 from gomuon.parameters.side_forms import SideForm
 from gomuon.parameters.tensor_shards import TensorShard
 
-IsDue = Callable[[float], bool]  # whether layers with a given phase refresh in the next step
+# Whether what a hook or a watched weight captures is observed in the next step.
+IsDue = Callable[[LayerHook | WatchedWeight], bool]
 
 
 class GroupCapture:
@@ -265,7 +266,7 @@ class GroupCapture:
         self.shared.open = False
         for hooks in self._hooks.values():
             for hook in hooks:
-                hook.open = is_due(hook.phase)
+                hook.open = is_due(hook)
                 self.shared.open |= hook.open
                 hook.called = hook.tapped = False
         if self._watched:
@@ -290,7 +291,7 @@ class GroupCapture:
 
     def remove(self) -> None:
         """Take the hooks off the model."""
-        self.gate(lambda phase: False)
+        self.gate(lambda one: False)
         for hooks in self._hooks.values():
             for hook in hooks:
                 hook.remove()

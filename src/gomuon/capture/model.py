@@ -2,21 +2,23 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gomuon.capture.borrowed import borrowed_layers
-from gomuon.capture.group import GroupCapture, remove_hooks
+from gomuon.capture.group import GroupCapture, IsDue, remove_hooks
+from gomuon.capture.hooks import LayerHook
 from gomuon.capture.modules import captured_modules
 from gomuon.capture.placed import remove_inert_hooks
 from gomuon.capture.watched import WatchedCut, WatchedWeight
+from gomuon.intervals import Adaptive, Turn, number_of_turns
 from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.layers import Layer
-from gomuon.parameters.layout import Layout
+from gomuon.parameters.layout import Layout, State
 from gomuon.parameters.sampling import Sampling
 from gomuon.parameters.sharding import is_sharded
 from gomuon.parameters.side_forms import LONG_SIDES, RIGHT, captured_maps
@@ -27,18 +29,21 @@ from gomuon.parameters.specs import (
     row_limit,
     stored_sides,
 )
-from gomuon.parameters.units import as_phase, refresh_turns
+from gomuon.parameters.state import INTERVAL
+from gomuon.parameters.units import as_phase, refresh_turns, siblings
 
 Group = Mapping[str, Any]
+NO_STATE: State = MappingProxyType({})
 
 
 class ModelCapture:
     """The capture of an optimizer's model; one `GroupCapture` per parameter group.
 
     Args:
-        layout: how parameters are cut. The phases of staggered layers are written into it.
+        layout: how parameters are cut. The phases of staggered layers are written into it, and the
+            units of layers whose clock adapts.
         sides: whether (output gradients, inputs) are captured for a group.
-        observes: whether the next step observes a group's layers with a given phase.
+        observes: whether the next step observes a group's layers with a given turn.
         staggers: whether a group's layers take turns.
     """
 
@@ -46,7 +51,7 @@ class ModelCapture:
         self,
         layout: Layout,
         sides: Callable[[Group], tuple[bool, bool]],
-        observes: Callable[[Group, float], bool],
+        observes: Callable[[Group, Turn], bool],
         staggers: Callable[[Group], bool] = lambda group: group.get("stagger") is True,
     ) -> None:
         self.model: nn.Module | None = None
@@ -59,21 +64,21 @@ class ModelCapture:
         self._observes = observes
         self._staggers = staggers
 
-    def attach(self, model: nn.Module, groups: Sequence[Group]) -> None:
+    def attach(self, model: nn.Module, groups: Sequence[Group], state: State = NO_STATE) -> None:
         """Remove all hooks and place new ones on `model`, which has no wrapper."""
         self.remove()
         self.model = model
         remove_inert_hooks(model)
         for index, group in enumerate(groups):
             self.place(index, group)
-        self.gate(groups)
+        self.gate(groups, state)
 
     def add_group(self, index: int, group: Group) -> None:
         """Place and gate the hooks of an added group."""
         self.place(index, group)
         self.groups[index].shared.deliveries.listener = self._listener
         self.groups[index].sent_as = _sent_as(group)
-        self.groups[index].gate(partial(self._observes, group))
+        self.groups[index].gate(self._is_due(group, NO_STATE))
 
     def captures(self, group: Group) -> bool:
         """Whether anything is captured for a group."""
@@ -110,6 +115,7 @@ class ModelCapture:
         capture.placed_for = self._settings(group)
         for parameter in group["params"]:
             layout.phases.pop(parameter, None)
+            layout.units.pop(parameter, None)
         if self.model is None or not self.captures(group):
             return
 
@@ -126,8 +132,11 @@ class ModelCapture:
             if is_matrix(group, p) and p in modules and any(self.sides_of(p, group))
         ]
         forms = [layout.forms_of(parameter, group) for parameter in captured]
-        if self._staggers(group):
-            layout.phases.update(self._phases(index, group))
+        for part in self._refreshed_together(index, group):
+            if self._staggers(group):
+                layout.phases.update(self._phases(index, group, part))
+            if isinstance(group.get("refresh_every"), Adaptive):
+                layout.units.update(_units(part))
         for parameter, both in zip(captured, forms, strict=True):
             gradients, inputs = self.sides_of(parameter, group)
             capture.place(
@@ -183,11 +192,11 @@ class ModelCapture:
                 return capture.why_uncaptured(parameter)
         return None
 
-    def _phases(self, index: int, group: Group) -> dict[Tensor, float]:
-        """When the layers of a staggered group refresh, as fractions of the interval.
+    def _refreshed_together(self, index: int, group: Group) -> list[list[Layer]]:
+        """The matrices of a group: those that ranks share, and those that only this rank has.
 
-        Of all its matrices, also those that are not captured: owners are chosen by the same turns,
-        before it is known what is captured.
+        All of them, also those that are not captured: owners are chosen by the same turns, before
+        it is known what is captured.
         """
         joined = {spec.bias for spec in self._layout.specs.values()}
         own = self._layout.own
@@ -197,13 +206,13 @@ class ModelCapture:
             if is_matrix(group, parameter) and parameter.numel() and parameter not in joined
         ]
         # Those that only this rank has by themselves, so that ranks agree on the others.
-        parts = [[x for x in layers if (x.parameter in own) == here] for here in (False, True)]
-        return {p: phase for part in parts for p, phase in self._turns(index, group, part)}
+        return [[x for x in layers if (x.parameter in own) == here] for here in (False, True)]
 
-    def _turns(
+    def _phases(
         self, index: int, group: Group, layers: Sequence[Layer]
     ) -> Iterator[tuple[Tensor, float]]:
-        every = group.get("refresh_every", 1)
+        """When staggered layers refresh, as fractions of the interval."""
+        every = number_of_turns(group.get("refresh_every", 1), len(set(_units(layers).values())))
         turns = refresh_turns(
             [layer.name for layer in layers],
             [(layer.blocks, *layer.shape) for layer in layers],
@@ -220,12 +229,21 @@ class ModelCapture:
         turns = None
         if self._staggers(group):
             turns = group.get("refresh_every"), self._layout.own.intersection(group["params"])
-        return (*self._sides(group), *(group.get(name) for name in names), turns)
+        adapts = isinstance(group.get("refresh_every"), Adaptive)
+        return (*self._sides(group), *(group.get(name) for name in names), turns, adapts)
 
-    def gate(self, groups: Sequence[Group]) -> list[int]:
+    def _is_due(self, group: Group, state: State) -> IsDue:
+        def is_due(one: LayerHook | WatchedWeight) -> bool:
+            interval = state[one.weight].get(INTERVAL) if one.weight in state else None
+            return self._observes(group, Turn(one.phase, interval))
+
+        return is_due
+
+    def gate(self, groups: Sequence[Group], state: State = NO_STATE) -> list[int]:
         """Before a forward pass: open the hooks of layers that refresh in the next step.
 
-        Returns the groups whose hooks were placed again because their settings have changed.
+        `state` is the optimizer's. Returns the groups whose hooks were placed again because
+        their settings have changed.
         """
         changed = []
         self.epoch += 1
@@ -234,7 +252,7 @@ class ModelCapture:
                 self.place(index, group)
                 changed.append(index)
             capture.sent_as = _sent_as(group)
-            capture.gate(partial(self._observes, group))
+            capture.gate(self._is_due(group, state))
         return changed
 
     @property
@@ -305,6 +323,12 @@ class ModelCapture:
         remove_hooks(self.groups)
         self.epoch += 1
         self.model = None
+
+
+def _units(layers: Sequence[Layer]) -> dict[Tensor, str]:
+    """The unit of each layer, by the name of the unit's first layer."""
+    units = siblings([layer.name for layer in layers], [layer.shape[1] for layer in layers])
+    return {layers[i].parameter: layers[unit[0]].name for unit in units for i in unit}
 
 
 def _sent_as(group: Group) -> torch.dtype | None:

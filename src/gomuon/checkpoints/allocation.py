@@ -15,6 +15,7 @@ from torch import Tensor
 from gomuon.moments import Statistics
 from gomuon.parameters.stacking import Participants
 from gomuon.parameters.state import COUNT, is_blank
+from gomuon.recipes.next_intervals import NextIntervals
 from gomuon.step import Step
 
 State = dict[Tensor, dict[str, Any]]
@@ -57,6 +58,7 @@ def allocate(
             stack.close()
         for matrix in present.matrices:
             matrix.state.setdefault(COUNT, 0)
+        NextIntervals(recipe.clock, group, present, step.layout).settle()
     for entries in state.values():
         for key, value in entries.items():
             entries[key] = torch.zeros_like(value) if isinstance(value, Tensor) else 0

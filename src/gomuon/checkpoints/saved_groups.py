@@ -7,6 +7,7 @@ from torch import Tensor
 
 from gomuon.checkpoints.entries import is_count
 from gomuon.errors import describe_value
+from gomuon.intervals import from_plain
 from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.routing import plain_name
 from gomuon.recipes.recipe import Recipe
@@ -132,7 +133,7 @@ def fitted_group(index: int, group: Group, saved: Group, recipe: Recipe) -> dict
 def _without_tensors(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings as Python values. An lr tensor stays a tensor, because schedulers write to it."""
     return {
-        name: value.reshape(()) if _is_rate(name, value) else python_value(value)
+        name: value.reshape(()) if _is_rate(name, value) else from_plain(python_value(value))
         for name, value in settings.items()
     }
 

@@ -15,6 +15,7 @@ from gomuon.checkpoints.entries import (
 )
 from gomuon.checkpoints.saved_groups import check_method, check_structure, fitted_group
 from gomuon.errors import describe_value
+from gomuon.intervals import as_plain
 from gomuon.parameters.groups import parameter_name
 from gomuon.parameters.keeping import Keeping
 from gomuon.parameters.sharding import is_sharded, local
@@ -46,7 +47,12 @@ class Store:
             for group in state_dict["param_groups"]:
                 for saved_id in group["params"]:
                     state_dict["state"].setdefault(saved_id, {})
-        return {**state_dict, "format": FORMAT, "method": self.recipe.name}
+        plain = [
+            {key: as_plain(value) for key, value in group.items()}
+            for group in state_dict["param_groups"]
+        ]
+        whole = {**state_dict, "param_groups": plain}
+        return {**whole, "format": FORMAT, "method": self.recipe.name}
 
     def fitted(self, groups: Sequence[Group], state_dict: Any, cut_of: CutOf) -> Checkpoint:
         """The checkpoint ready to load: in the current format and in the order of `groups`.

@@ -17,6 +17,7 @@ from gomuon.distributed.own_parameters import (
 from gomuon.distributed.ranks import Ranks, checksum
 from gomuon.distributed.team import Captured, LocalCheck
 from gomuon.errors import RankError
+from gomuon.intervals import as_plain
 from gomuon.moments import Statistics
 from gomuon.parameters.groups import named
 from gomuon.parameters.sharding import is_sharded
@@ -214,6 +215,7 @@ def _comparable(value: Any, wait: bool) -> Any:
     """A form of the value that is equal on all ranks if the value is."""
     if isinstance(value, Tensor):
         return value.tolist() if wait or value.device.type == "cpu" else str(value.device.type)
+    value = as_plain(value)
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, Integral):

@@ -9,7 +9,7 @@ from torch import Tensor
 from gomuon.distributed.ranks import Ranks
 from gomuon.parameters.groups import named
 from gomuon.parameters.sharding import full_tensor
-from gomuon.parameters.state import COUNT, keep_only_count
+from gomuon.parameters.state import COUNT, EVERYWHERE, keep_only_count
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,8 @@ class GatheredState:
 
 
 def is_only_count(state: Mapping[str, Any]) -> bool:
-    """Whether a state has only the update count, which ranks keep for matrices of other owners."""
-    return set(state) == {COUNT} and bool(state[COUNT])
+    """Whether a state has only what ranks keep for matrices of other owners."""
+    return set(state) <= set(EVERYWHERE) and bool(state.get(COUNT))
 
 
 def drop_others_state(

@@ -28,10 +28,11 @@ from gomuon.distributed.replicated import any_rank, fail_together
 from gomuon.distributed.shards import RowRanges, find_row_ranges
 from gomuon.distributed.stream import SumStream
 from gomuon.distributed.sums import added, slots_of, statistics_of, sum_to_owners
-from gomuon.distributed.team import Captured, ChooseOwners, Group, LocalCheck
+from gomuon.distributed.team import Captured, ChooseOwners, Group, LocalCheck, Numbers
 from gomuon.errors import RankError
 from gomuon.functional.linalg import working_dtype
 from gomuon.geometry.base import Geometry
+from gomuon.intervals import shortest
 from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.layers import Layer
@@ -215,8 +216,9 @@ class Owners:
     # ---- the work on a group ---------------------------------------------------------------------
 
     @contextmanager
-    def fail_together(self, participants: Participants) -> Iterator[None]:
-        with fail_together(self.ranks, participants.layers, consequence=NOTHING_CHANGED):
+    def fail_together(self, participants: Participants, numbers: Numbers) -> Iterator[None]:
+        layers = participants.layers
+        with fail_together(self.ranks, layers, numbers, consequence=NOTHING_CHANGED):
             yield
         for matrix in participants.matrices:
             if matrix.layer is None:  # the owner counts its own updates
@@ -324,7 +326,7 @@ def choose_owners(
         chosen = owners_of(
             [matrix.name for matrix in matrices],
             [(matrix.blocks, *matrix.shape) for matrix in matrices],
-            settings.get("refresh_every"),
+            shortest(settings.get("refresh_every")),
             ranks,
             together=geometry.reads_weights or any(captured),
             maps=[captured_maps(matrix.forms, captured) for matrix in matrices]

@@ -12,7 +12,7 @@ from torch import Tensor
 from gomuon.distributed.agreement import Agreement
 from gomuon.distributed.ranks import WEIGHTS_MAY_DIFFER, Ranks
 from gomuon.distributed.sums import slots_of, statistics_of, sum_everywhere
-from gomuon.distributed.team import Alone, Captured, Group, LocalCheck
+from gomuon.distributed.team import Alone, Captured, Group, LocalCheck, Numbers
 from gomuon.errors import RankError
 from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.layers import Layer, note_layers_on_error
@@ -53,8 +53,11 @@ class Replicated(Alone):
         summed = statistics_of(slots, sum_everywhere(slots, self.ranks))
         return {**summed, **{p: seen[p] for p in self._own if p in seen}}
 
-    def fail_together(self, participants: Participants) -> AbstractContextManager[None]:
-        return fail_together(self.ranks, participants.layers, consequence=WEIGHTS_MAY_DIFFER)
+    def fail_together(
+        self, participants: Participants, numbers: Numbers
+    ) -> AbstractContextManager[None]:
+        layers = participants.layers
+        return fail_together(self.ranks, layers, numbers, consequence=WEIGHTS_MAY_DIFFER)
 
     def any(self, here: bool) -> bool:
         return any_rank(self.ranks, here)
@@ -70,12 +73,15 @@ def _check_sums_dtype(groups: Sequence[Group]) -> None:
 
 
 @contextmanager
-def fail_together(ranks: Ranks, layers: Sequence[Layer], *, consequence: str) -> Iterator[None]:
+def fail_together(
+    ranks: Ranks, layers: Sequence[Layer], numbers: Numbers, *, consequence: str
+) -> Iterator[None]:
     """At the end of this context all ranks raise if one of them failed.
 
     Args:
         ranks: the ranks that work together.
         layers: the layers this rank computes, for the note on an exception.
+        numbers: sent along; at the end each is the least over the ranks.
         consequence: what a failure means for the weights, for the message on the other ranks.
     """
     failure: Exception | None = None
@@ -86,7 +92,15 @@ def fail_together(ranks: Ranks, layers: Sequence[Layer], *, consequence: str) ->
         raise
     except Exception as raised:
         failure = raised
-    ranks.exchange_status(failure, consequence=consequence)
+    tell_least(ranks, numbers, failure, consequence=consequence)
+
+
+def tell_least(
+    ranks: Ranks, numbers: Numbers, failure: Exception | None = None, *, consequence: str
+) -> None:
+    """All ranks raise if one of them failed; otherwise each number is the least over the ranks."""
+    table = ranks.exchange_status(failure, *numbers.values(), consequence=consequence)
+    numbers.update(zip(numbers, map(min, zip(*table, strict=True)), strict=True))
 
 
 def any_rank(ranks: Ranks, here: bool) -> bool:

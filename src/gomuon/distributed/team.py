@@ -21,6 +21,7 @@ Group = Mapping[str, Any]
 Captured = Mapping[int, Mapping[Tensor, Statistics]]  # a rank's statistics, by group
 # Returns what is wrong with this rank's gradients (None if nothing is), and its statistics.
 LocalCheck = Callable[[], tuple[str | None, Captured]]
+Numbers = dict[str, float]
 ChooseOwners = Callable[[int], Mapping[Tensor, int]]  # number of ranks -> the owner of each matrix
 
 
@@ -69,8 +70,14 @@ class Team(Protocol):
         """The captured sums over all ranks, for the layers this rank computes."""
         ...
 
-    def fail_together(self, participants: Participants) -> AbstractContextManager[None]:
-        """A context for the work on a group. At its end all ranks raise if one rank failed."""
+    def fail_together(
+        self, participants: Participants, numbers: Numbers
+    ) -> AbstractContextManager[None]:
+        """A context for the work on a group. At its end all ranks raise if one rank failed.
+
+        Each of the `numbers`, which all ranks have under the same names, is then the least over the
+        ranks.
+        """
         ...
 
     def local(self, tensor: Tensor) -> Tensor:
@@ -153,7 +160,9 @@ class Alone:
     ) -> Mapping[Tensor, Statistics]:
         return seen
 
-    def fail_together(self, participants: Participants) -> AbstractContextManager[None]:
+    def fail_together(
+        self, participants: Participants, numbers: Numbers
+    ) -> AbstractContextManager[None]:
         return nullcontext()
 
     def local(self, tensor: Tensor) -> Tensor:

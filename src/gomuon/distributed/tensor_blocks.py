@@ -16,7 +16,8 @@ from torch import Tensor
 from gomuon.capture.model import ModelCapture
 from gomuon.distributed.agreement import Agreement
 from gomuon.distributed.ranks import WEIGHTS_MAY_DIFFER, Ranks
-from gomuon.distributed.team import Captured, ChooseOwners, Group, LocalCheck, Team
+from gomuon.distributed.replicated import tell_least
+from gomuon.distributed.team import Captured, ChooseOwners, Group, LocalCheck, Numbers, Team
 from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.layout import MatrixParameter
@@ -75,25 +76,27 @@ class Blocks:
     ) -> Mapping[Tensor, Statistics]:
         return self.same.sum_statistics(matrices, seen, wanted)
 
-    def fail_together(self, participants: Participants) -> AbstractContextManager[None]:
-        return self._fail_together(participants)
+    def fail_together(
+        self, participants: Participants, numbers: Numbers
+    ) -> AbstractContextManager[None]:
+        return self._fail_together(participants, numbers)
 
     @contextmanager
-    def _fail_together(self, participants: Participants) -> Iterator[None]:
+    def _fail_together(self, participants: Participants, numbers: Numbers) -> Iterator[None]:
         failure: Exception | None = None
         self._raised_together = False
         try:
-            with self.same.fail_together(participants):
+            with self.same.fail_together(participants, numbers):
                 yield
         except Exception as raised:
             if self._raised_together:  # all ranks know it already
                 raise
             failure = raised
-        self._exchange_status(failure)
+        self._exchange_status(numbers, failure)
 
-    def _exchange_status(self, failure: Exception | None = None) -> None:
+    def _exchange_status(self, numbers: Numbers, failure: Exception | None = None) -> None:
         try:
-            self.ranks.exchange_status(failure, consequence=WEIGHTS_MAY_DIFFER)
+            tell_least(self.ranks, numbers, failure, consequence=WEIGHTS_MAY_DIFFER)
         except Exception:
             self._raised_together = True
             raise
@@ -103,7 +106,7 @@ class Blocks:
 
     def total(self, value: Tensor) -> Tensor:
         value = self.same.total(value)
-        self._exchange_status()
+        self._exchange_status({})
         return self.ranks.total(value)
 
     def send(self, matrices: Sequence[Any]) -> None:

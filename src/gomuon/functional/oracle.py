@@ -16,6 +16,8 @@ from gomuon.functional.block_diagonal import left_product, right_product
 from gomuon.functional.linalg import attempt, over_batch
 from gomuon.functional.polar_factor import PolarMethod, only_multiplies, polar
 
+Maps = tuple[Tensor | None, Tensor | None]
+
 
 def matched_direction(
     M: Tensor, left: Tensor | None, right: Tensor | None, *, polar_method: PolarMethod = "svd"
@@ -41,6 +43,25 @@ def inside_only_direction(
 ) -> Tensor:
     """polar(P_B M P_A) without the map back; ⟨M, D⟩ may be negative, as in Equation (8)."""
     return polar(preconditioned(M, left, right), polar_method)
+
+
+def step_efficiency(
+    M: Tensor,
+    cached: Maps,
+    fresh: Maps,
+    *,
+    polar_method: PolarMethod = "svd",
+) -> Tensor:
+    """⟨D̃, D⟩/(‖D̃‖_F‖D‖_F), [...], of the directions of cached and of fresh maps, (left, right).
+
+    After the graft both steps have one length, so this is the share of the fresh step that the
+    cached one makes, and they differ by √(2 − 2⟨D̃, D⟩/(‖D̃‖_F‖D‖_F)) of it. NaN if M is zero.
+    """
+    directions = [
+        matched_direction(M, *maps, polar_method=polar_method)[0] for maps in (cached, fresh)
+    ]
+    old, new = (D / torch.linalg.matrix_norm(D, keepdim=True) for D in directions)
+    return (old * new).sum(dim=(-2, -1))
 
 
 def frobenius_graft(D: Tensor, rank: Tensor | None = None) -> Tensor:

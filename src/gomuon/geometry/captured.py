@@ -12,6 +12,12 @@ from gomuon.functional import linalg
 from gomuon.functional.factors import RootBatch, read_roots, start_roots, store_roots, take_roots
 from gomuon.functional.linalg import identity_like
 from gomuon.geometry.base import Geometry, Group
+from gomuon.geometry.efficiency import (
+    cached_maps,
+    measure,
+    replaced_maps,
+    roots_to_be_stored,
+)
 from gomuon.geometry.maps import alpha_of_sides
 from gomuon.geometry.observations import (
     UNUSABLE,
@@ -82,8 +88,11 @@ class CapturedMoments(Geometry):
         """A_t, B_t, B̄_t, P_A and P_B, Equations (27) to (29)."""
         devices = {layer.parameter.device for stack in stacks for layer in stack.layers}
         if all(linalg.decomposes_well(device) for device in devices):
+            cached = cached_maps(renewed, group)
             failed = self.observe(observed, stacks, group)  # (27) A_t, B_t; (28) B̄_t
             failed = [*failed, *self.renew(renewed, stacks, group)]  # (29) P_A, P_B
+            for found in measure(cached, replaced_maps(cached), stacks, group):
+                found.tell(found.outcomes.tolist())
         else:
             failed = self._refresh_with_one_wait(observed, renewed, stacks, group)
         _keep_factors(observed)
@@ -123,22 +132,32 @@ class CapturedMoments(Geometry):
             for same, S, usable in zip(new.layers, new.S, new.outcomes == USABLE, strict=True):
                 before.append([(layer, _factor_entries(layer, new.side)) for layer in same])
                 self._set_factor(new.side, same, S, group, usable)
+        cached = cached_maps(renewed, group)
         try:
             batches = self.maps(renewed, group)
             start_roots(batches, group.get("roots", "auto"))
-            read = chain.from_iterable(read_roots(batches, *outcomes))  # the one wait
+            fresh = roots_to_be_stored(batches)
+            measured = [] if fresh is None else list(measure(cached, fresh, stacks, group))
+            flags = [*outcomes, *(found.outcomes for found in measured)]
+            lists = read_roots(batches, *flags)  # the one wait
         except BaseException:
             for entries in before:  # nobody knows whether the new factors are usable
                 _put_back(entries)
             raise
         failed: list[Layer] = []
         dropped: set[Layer] = set()
+        read = chain.from_iterable(lists[: len(outcomes)])
         for entries, outcome in zip(before, read, strict=True):
             if outcome != USABLE:
                 dropped.update(_put_back(entries))
                 failed += [layer for layer, _ in entries if outcome == UNUSABLE]
         # Of a factor that was dropped there is no root, which is no further failure.
         failed += [layer for layer in store_roots(batches) if layer not in dropped]
+        if fresh is None:  # decompositions have waited already
+            for found in measure(cached, replaced_maps(cached), stacks, group):
+                found.tell(found.outcomes.tolist())
+        for found, told in zip(measured, lists[len(outcomes) :], strict=True):
+            found.tell(told)
         self._drop_inputs(stacks, group)
         return failed
 

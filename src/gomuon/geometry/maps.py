@@ -1,6 +1,7 @@
 """Maps: roots of the factors, Equation (29), taken once for layers that share a factor."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -46,7 +47,7 @@ def map_batches(
     batches = []
     computed = [(same, not_none(same[0].computed(f"{side}_factor"))) for same in shared]
     for same_form in group_by_key(computed, lambda both: likeness(both[1])):
-        stored = store_shared(
+        stored = SharedStore(
             [same for same, _ in same_form], store or as_map(f"{side}_map"), f"{side}_map"
         )
         factors = [factor for _, factor in same_form]
@@ -62,26 +63,30 @@ def as_map(name: str) -> StoreResult:
     return lambda layer, root: layer.set_map(name, root)
 
 
-def store_shared(
-    layers: Sequence[Sequence[Layer]], store: StoreResult, name: str = ""
-) -> Callable[[RootBatch], list[Layer]]:
+@dataclass(frozen=True)
+class SharedStore:
     """Gives each root of a batch to the layers that share its factor; returns those without one.
 
-    `name` is that of a map which matrices of a stack keep if they had no rows.
+    Attributes:
+        layers: for each root the layers that share its factor.
+        store: stores it in a layer.
+        name: of a map which matrices of a stack keep if they had no rows.
     """
 
-    def stored(batch: RootBatch) -> list[Layer]:
+    layers: Sequence[Sequence[Layer]]
+    store: StoreResult
+    name: str = ""
+
+    def __call__(self, batch: RootBatch) -> list[Layer]:
         failed: list[Layer] = []
-        for index, same in enumerate(layers):
+        for index, same in enumerate(self.layers):
             root, fell_back = batch.result(index)
             if root is not None:
-                root = same[0].kept_where_unseen(name, root)
+                root = same[0].kept_where_unseen(self.name, root)
                 root = same[0].stored("map", root)  # once, so that the layers share it
             for layer in same:
                 if fell_back:
                     layer.count("root_fallbacks")
-                if not store(layer, root):
+                if not self.store(layer, root):
                     failed.append(layer)
         return failed
-
-    return stored

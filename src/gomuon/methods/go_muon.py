@@ -9,6 +9,7 @@ from gomuon.functional.factors import RootMethod, shift_of
 from gomuon.functional.polar_factor import PolarMethod
 from gomuon.geometry.captured import CapturedMoments
 from gomuon.geometry.maps import alpha_of_sides, root_maps
+from gomuon.intervals import Adaptive
 from gomuon.optimizer import Common, MatrixOptimizer, Parameters
 from gomuon.parameters.keeping import Offload, StateDtype
 from gomuon.recipes.recipe import Recipe
@@ -26,12 +27,13 @@ from gomuon.recipes.stations import (
 from gomuon.recipes.work import (
     CapturedFactors,
     Factors,
+    Matrices,
     StepWork,
     Work,
     matched_polar_work,
     root_work,
 )
-from gomuon.settings import Setting, one_of, with_defaults
+from gomuon.settings import ADAPTIVE, INTERVAL, Setting, one_of, optional, with_defaults
 
 GEOMETRY = CapturedMoments(
     root_maps,
@@ -40,13 +42,18 @@ GEOMETRY = CapturedMoments(
     shrunk=True,
     description="OAS observed-label activation/backward moments",
 )
-CLOCK = Clock(statistics="refresh_every", maps="refresh_every")
 
 
 def captured_root_work(x: Factors, group: Group) -> Work:
     """Roots with the power of their side."""
     power = alpha_of_sides(group["alpha"])[x.side]
     return root_work(x, group, power, shift_of(group["max_condition"]))
+
+
+def comparison_work(x: Matrices, group: Group) -> Work:
+    """The steps of cached and of fresh maps, if the clock adapts."""
+    adapts = isinstance(group["refresh_every"], Adaptive)
+    return 2 * matched_polar_work(x, {**group, "geometry_decay": False}) if adapts else []
 
 
 FACTORS = CapturedFactors(
@@ -74,7 +81,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 RECIPE = Recipe(
     "GoMuon",
     geometry=GEOMETRY,
-    clock=CLOCK,
+    clock=Clock(statistics="statistics_every", maps="refresh_every"),
     source=lerp_momentum,
     direction=matched_polar,
     scale=muon_scale,
@@ -83,12 +90,14 @@ RECIPE = Recipe(
         **PAPER,
         # Blocks of 128 cost nothing in loss (docs/reproduction.md); these are larger.
         **with_defaults(CURVATURE, block_size=256),
+        "refresh_every": Setting(4, ADAPTIVE),
+        "statistics_every": Setting(None, optional(INTERVAL)),
         "graft": Setting("frobenius", one_of("frobenius", None)),
     },
     presets=PRESETS,
     formula="D = P_B·polar(P_B M̂ P_A)·P_A, ‖D‖_F = √min(m,n);  P_A = A^−¼, P_B = B̄^−¼",
     origin="the paper",
-    work=StepWork(matched_polar_work, captured=FACTORS),
+    work=StepWork(matched_polar_work, renew=comparison_work, captured=FACTORS),
 )
 
 
@@ -103,7 +112,8 @@ class GoMuonSettings(Common, total=False):
     cautious_decay: bool
     lr_scale: Literal["adamw"] | None
     alpha: float | tuple[float, float]
-    refresh_every: int
+    refresh_every: int | Adaptive
+    statistics_every: int | None
     factor_decay: float
     input_decay: float | None
     shrinkage: str | float | Mapping[str, float]
@@ -166,7 +176,10 @@ class GoMuon(MatrixOptimizer):
 
         alpha: the power, in [0, ½], or a pair (left, right) for the output and the input side. 0
             switches a side off; (0, ¼) is input-only Go-MUON.
-        refresh_every: K.
+        refresh_every: K. Or `gomuon.Adaptive(.9)`: layers that share an input find their own K,
+            which grows while cached maps give nearly the step of fresh ones (docs/adaptive.md).
+        statistics_every: factors are observed in steps of this interval, and averaged with β_B for
+            each step between them. None: whenever maps are renewed, as in the paper.
         factor_decay: β_B.
         input_decay: the same decay for an average of A; the paper does not average A (None).
         shrinkage: "oas", a fixed intensity in [0, 1], or {"damping": d} for S + d·tr(S)/dim·I.

@@ -12,12 +12,12 @@ from gomuon.functional import linalg
 from gomuon.functional.linalg import attempt
 from gomuon.functional.oracle import preconditioned
 from gomuon.functional.polar_factor import PolarMethod, polar
-from gomuon.methods.go_muon import CLOCK, FACTORS, GEOMETRY
+from gomuon.methods.go_muon import FACTORS, GEOMETRY
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
-from gomuon.recipes.stations import CURVATURE, PAPER, Group, lerp_momentum, muon_scale, rate
+from gomuon.recipes.stations import CURVATURE, PAPER, Clock, Group, lerp_momentum, muon_scale, rate
 from gomuon.recipes.work import (
     Decomposition,
     Matrices,
@@ -178,7 +178,7 @@ def _step_work(x: Matrices, group: Group) -> Work:
 RECIPE = Recipe(
     "Halfspace",
     geometry=GEOMETRY,
-    clock=CLOCK,
+    clock=Clock(statistics="refresh_every", maps="refresh_every"),
     source=lerp_momentum,
     direction=halfspace,
     scale=muon_scale,

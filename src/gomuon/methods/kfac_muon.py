@@ -9,7 +9,7 @@ from gomuon.functional.block_diagonal import diagonal_of
 from gomuon.functional.factors import Root, RootBatch
 from gomuon.functional.linalg import identity_like
 from gomuon.geometry.captured import CapturedMoments
-from gomuon.geometry.maps import as_map, store_shared
+from gomuon.geometry.maps import SharedStore, as_map
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.stacks import Stack
@@ -64,7 +64,7 @@ def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[RootBatch]
         for name, factor, ridge in (("right_map", A, pi * root), ("left_map", B, root / pi)):
             if factor is not None:
                 damped = factor + ridge.view(-1, *[1] * (factor.ndim - 1)) * identity_like(factor)
-                store = store_shared([[layer]], as_map(name))
+                store = SharedStore([[layer]], as_map(name))
                 batches.append(RootBatch([damped], Root.of(0.5), store))
     return batches
 

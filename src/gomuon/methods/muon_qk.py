@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from gomuon.functional.factors import Root, RootBatch, take_roots
 from gomuon.functional.linalg import identity_like
 from gomuon.geometry.base import Geometry
-from gomuon.geometry.maps import store_shared
+from gomuon.geometry.maps import SharedStore
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.specs import LayerSpec
@@ -111,7 +111,7 @@ class PartnerGram(Geometry):
             W = torch.stack([_partner_weights(layer, weights) for layer in batch])
             gram = W.mT @ W
             damped = gram + group["partner_damping"] * identity_like(gram)
-            store = store_shared([[layer] for layer in batch], _store_half)
+            store = SharedStore([[layer] for layer in batch], _store_half)
             batches.append(RootBatch(damped, Root.of(0.5), store))
         return take_roots(batches, group["roots"])
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gomuon.functional.linalg import is_diagonal, working_dtype
+from gomuon.intervals import Turn
 from gomuon.moments import Statistics
 from gomuon.parameters.keeping import Keeping, fit_state
 from gomuon.parameters.sharding import local
@@ -21,6 +22,7 @@ from gomuon.parameters.specs import (
     own_shape,
     stored_sides,
 )
+from gomuon.parameters.state import INTERVAL
 from gomuon.parameters.tiling import Tiling
 
 
@@ -39,6 +41,8 @@ class Layer:
     keeping: Keeping | None = None  # None: state is kept as it is computed
     statistics: Statistics | None = None
     missed: int = 0  # refreshes in a row that captured nothing
+    # Whether the cached maps were still good enough in this refresh; None: it was not measured.
+    holds: bool | None = None
     # By side: which strips of a stack had no rows in this step, so that their maps stay.
     unseen: dict[str, Tensor] = field(default_factory=dict)
     dtype: torch.dtype = field(init=False)
@@ -64,6 +68,11 @@ class Layer:
     def updates(self) -> int:
         """The number of updates of this layer. A layer that is added later starts at zero."""
         return self.state.get("updates", 0)
+
+    @property
+    def turn(self) -> Turn:
+        """When it refreshes."""
+        return Turn(self.phase, self.state.get(INTERVAL))
 
     @property
     def weights(self) -> Tensor:
@@ -166,13 +175,14 @@ class Layer:
 
     def map_per_block(self, name: str, side: str) -> Tensor | None:
         """The map of each block, [blocks, …]; None stands for the identity."""
-        return self._per_block(self.computed(name), side)
+        return self.per_block(self.computed(name), side)
 
     def stored_per_block(self, name: str, side: str) -> Tensor | None:
         """The same as it is kept."""
-        return self._per_block(self.state.get(name), side)
+        return self.per_block(self.state.get(name), side)
 
-    def _per_block(self, kept: Tensor | None, side: str) -> Tensor | None:
+    def per_block(self, kept: Tensor | None, side: str) -> Tensor | None:
+        """A map of this layer for each of its blocks."""
         if kept is None or len(kept) == self.blocks:
             return kept
         tiling = self.tiling

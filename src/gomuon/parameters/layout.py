@@ -52,6 +52,7 @@ class Layout:
         table: the routing of the model's parameters.
         specs: how parameters are cut, if not as one matrix.
         phases: for staggered layers, the fraction of the interval by which they refresh later.
+        units: for layers whose clock adapts, the name of the unit that has one interval.
         captured: whether the method captures moments: then `block_size` cuts its factors, otherwise
             its matrices.
         wide: entries of the state that are kept as computed whatever `state_dtype` says.
@@ -65,6 +66,7 @@ class Layout:
     table: RoutingTable = field(default_factory=RoutingTable)
     specs: dict[Tensor, LayerSpec] = field(default_factory=dict)
     phases: dict[Tensor, float] = field(default_factory=dict)
+    units: dict[Tensor, str] = field(default_factory=dict)
     captured: bool = False
     wide: frozenset[str] = frozenset()
     shards: dict[Tensor, TensorShard] = field(default_factory=dict)

@@ -62,6 +62,10 @@ class Stack:
 
     # ---- read ------------------------------------------------------------------------------------
 
+    def parts(self, whole: Tensor) -> tuple[Tensor, ...]:
+        """A stacked tensor, [b, …], divided among the layers."""
+        return whole.split(self._sizes)
+
     @property
     def G(self) -> Tensor:
         """The gradients, [b, m, n]; stacked once per step."""

@@ -12,7 +12,10 @@ from typing import Any, Literal
 from gomuon.moments import Shape
 from gomuon.parameters.tiling import Tiling
 
-COUNT = "updates"  # every rank keeps this entry for every matrix, also for other owners' ones
+COUNT = "updates"
+INTERVAL = "interval"  # of refreshes, if the layer's clock adapts
+# Every rank keeps these entries for every matrix, also for other owners' ones.
+EVERYWHERE = (COUNT, INTERVAL)
 MOMENTUM = "momentum"
 SQUARE = "square"
 SCALES = "momentum_scales"  # of a momentum in 8 bits, see `functional/narrow.py`
@@ -142,6 +145,7 @@ ADAMW_ENTRIES: dict[str, Entry] = {
 EVERY_METHOD: dict[str, Entry] = {
     **ADAMW_ENTRIES,
     COUNT: Count(),
+    INTERVAL: Count(),
     "failures": Count(),
     "root_fallbacks": Count(),
     MOMENTUM: Memory(),
@@ -170,7 +174,7 @@ def is_blank(entries: Mapping[str, Any]) -> bool:
 
 
 def keep_only_count(state: dict[str, Any]) -> None:
-    """Drop everything but the update count, for a rank that does not own the matrix."""
-    count = state.get(COUNT, 0)
+    """Drop everything but the entries of every rank, for a rank that does not own the matrix."""
+    kept = {name: state[name] for name in EVERYWHERE if name in state}
     state.clear()
-    state[COUNT] = count
+    state.update({COUNT: 0, **kept})

@@ -16,6 +16,7 @@ from torch import Tensor
 from gomuon.functional.block_diagonal import diagonal_of, right_product, squared
 from gomuon.functional.oracle import frobenius_graft, matched_direction
 from gomuon.functional.polar_factor import polar
+from gomuon.intervals import TOGETHER, Adaptive, Turn, is_due
 from gomuon.parameters.stacks import Stack
 from gomuon.settings import (
     CONDITION,
@@ -53,31 +54,31 @@ Scale = Callable[[Tensor, Stack, Group], Tensor]
 class Clock:
     """When factors are observed and when maps are renewed.
 
-    Each attribute is the name of the setting with the interval in steps; None means every step. A
-    layer with a phase in [0, 1) is due later by this fraction of the interval.
+    Each attribute is the name of the setting with the interval; None means every step. If the
+    interval of the statistics is None in a group, factors are observed when maps are renewed.
     """
 
     statistics: str | None = None
     maps: str | None = None
 
-    def observes(self, group: Group, phase: float = 0.0) -> bool:
-        """Whether the step `group["step"]` observes the factors of layers with this phase."""
-        return _is_due(group, self.statistics, phase)
+    def observes(self, group: Group, turn: Turn = TOGETHER) -> bool:
+        """Whether the step `group["step"]` observes the factors of layers with this turn."""
+        every = None if self.statistics is None else group[self.statistics]
+        if self.statistics is not None and every is None:
+            return self.renews(group, turn)
+        return every is None or is_due(group["step"], every, turn)
 
-    def renews(self, group: Group, phase: float = 0.0) -> bool:
-        """Whether the step `group["step"]` renews the maps of layers with this phase."""
-        return _is_due(group, self.maps, phase)
+    def renews(self, group: Group, turn: Turn = TOGETHER) -> bool:
+        """Whether the step `group["step"]` renews the maps of layers with this turn."""
+        return self.maps is None or is_due(group["step"], group[self.maps], turn)
+
+    def adaptive(self, group: Group) -> Adaptive | None:
+        """The interval between two renewals, if each unit of layers finds its own."""
+        every = None if self.maps is None else group[self.maps]
+        return every if isinstance(every, Adaptive) else None
 
 
 EVERY_STEP = Clock()
-
-
-def _is_due(group: Group, interval: str | None, phase: float) -> bool:
-    """t mod K = ⌊phase·K⌋, the condition of Equation (27)."""
-    if interval is None:
-        return True
-    every: int = group[interval]
-    return bool(group["step"] % every == int(phase * every))
 
 
 # ---- sources: G -> X --------------------------------------------------------------------------

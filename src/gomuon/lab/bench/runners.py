@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+from gomuon.intervals import longest
 from gomuon.lab.bench.arms import BenchArm, CannotTrain, Stepper
 from gomuon.lab.bench.interleaving import Runner, reason
 from gomuon.lab.bench.workloads import Workload
@@ -39,4 +40,4 @@ def build_runner(arm: BenchArm, workload: Workload) -> Runner:
 def refresh_interval(optimizer: Stepper) -> int:
     """Steps after which an optimizer of ours has renewed everything, by its settings."""
     groups: list[dict[str, Any]] = getattr(optimizer, "param_groups", [])
-    return math.lcm(*(group.get(clock, 1) for group in groups for clock in CLOCKS))
+    return math.lcm(*(longest(group.get(clock)) for group in groups for clock in CLOCKS))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gomuon.distributed.assignment import owners_of
+from gomuon.intervals import shortest
 from gomuon.lab.costs.matrix_layers import MatrixLayer, units_of
 from gomuon.parameters.side_forms import captured_maps
 from gomuon.parameters.units import MapSizes, refresh_turns
@@ -53,7 +54,7 @@ def divide(
     captured = recipe.geometry.captured_sides(settings)
     together = recipe.geometry.reads_weights or any(captured)
     splits = any(captured) and not recipe.geometry.reads_weights
-    every = settings.get("refresh_every")
+    every = shortest(settings.get("refresh_every"))
 
     def owned(group: int, names: list[str], shapes: Shapes, maps: list[MapSizes]) -> list[int]:
         given = maps if splits else None

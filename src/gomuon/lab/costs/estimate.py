@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from gomuon.distributed.assignment import TensorPart, Unit, imbalance
+from gomuon.intervals import Turn, shortest
 from gomuon.lab.costs.cycle import Spread, StepCost, StepCosts, Turns, busiest, elements_of
 from gomuon.lab.costs.division import divide
 from gomuon.lab.costs.matrix_layers import MatrixLayer, ModelLayers, find_layers, part_of
@@ -125,8 +126,10 @@ def estimate_cost(
         found.layers, recipe, settings, 1 if alone else team.ranks, staggered=staggered
     )
     units, owners = divided.units, divided.owners
-    every = _interval(recipe.clock.maps, settings)
-    statistics_every = _interval(recipe.clock.statistics, settings)
+    every = _interval(recipe.clock.maps, settings) or 1
+    statistics_every = _interval(recipe.clock.statistics, settings) or every
+    if recipe.clock.statistics is None:
+        statistics_every = 1
 
     steps = _flops_of(units, lambda unit: layers_work(unit, work.step))
     grams = _flops_of(units, lambda unit: layers_work(unit, work.observe))
@@ -238,14 +241,14 @@ def _due(
         return Turns(), Turns()
     group, clock = {**settings, "step": step}, recipe.clock
     return (
-        Turns(turn for turn, phase in phases.items() if clock.observes(group, phase)),
-        Turns(turn for turn, phase in phases.items() if clock.renews(group, phase)),
+        Turns(turn for turn, phase in phases.items() if clock.observes(group, Turn(phase))),
+        Turns(turn for turn, phase in phases.items() if clock.renews(group, Turn(phase))),
     )
 
 
-def _interval(setting: str | None, settings: Mapping[str, Any]) -> int:
-    """The steps that a setting of the clock holds; None is every step."""
-    return 1 if setting is None else int(settings[setting])
+def _interval(setting: str | None, settings: Mapping[str, Any]) -> int | None:
+    """The steps that a setting of the clock holds, of an adaptive one the fewest."""
+    return None if setting is None else shortest(settings[setting])
 
 
 def _flops_of(

@@ -14,6 +14,7 @@ from typing import Any
 from torch import nn
 
 from gomuon.geometry.maps import alpha_of_sides
+from gomuon.intervals import shortest
 from gomuon.lab.costs.comparison import chosen_names
 from gomuon.lab.costs.estimate import CostEstimate, RankLayout, estimate_cost
 from gomuon.lab.costs.matrix_layers import part_of
@@ -269,7 +270,7 @@ def _work_orders(own: Mapping[str, Any]) -> list[Changes]:
     for order in WORK_ORDER:
         changes: Changes = {key: value for key, value in order.items() if key in own}
         if "refresh_every" in changes:
-            changes["refresh_every"] *= own["refresh_every"]
+            changes["refresh_every"] *= shortest(own["refresh_every"])
         if "rows" in changes and own["rows"] is not None:
             changes["rows"] = min(changes["rows"], own["rows"])
         if changes not in found:

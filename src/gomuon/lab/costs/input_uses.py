@@ -195,7 +195,7 @@ class _ProductUses:
     @contextmanager
     def noted(self, model: nn.Module) -> Iterator[None]:
         self.watch.place(model)
-        self.watch.gate(lambda phase: True)
+        self.watch.gate(lambda weight: True)
         try:
             yield
         finally:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gomuon.intervals import from_plain, longest
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.experiments.models import Attention
 from gomuon.optimizer import MatrixOptimizer
@@ -122,10 +123,10 @@ def has_momentum(name: str) -> bool:
 
 
 def refresh_interval(name: str, options: Mapping[str, Any]) -> int:
-    """Steps between two refreshes of the geometry; 1 for an optimizer without one."""
+    """Steps within which the geometry is renewed; 1 for an optimizer without one."""
     entry = find(name)
     settings = {} if entry is None else {**entry.recipe.defaults, **entry.options}
-    return int({**settings, **options}.get("refresh_every", 1))
+    return longest(from_plain({**settings, **options}.get("refresh_every")))
 
 
 def default_rate(name: str, task: str) -> float:
@@ -157,7 +158,8 @@ def build(
         kind = METHODS[entry.method]
         known = entry.recipe.defaults
         named = {key: value for key, value in ARITHMETIC.items() if key in known}
-        settings = {**named, **entry.options, **options}
+        given = {**named, **entry.options, **options}
+        settings = {key: from_plain(value) for key, value in given.items()}
         if entry.per_head:
             settings["specs"] = head_specs(entry.per_head, model)
         betas = ADAMW_BETAS if "betas" in known else settings.pop("betas", ADAMW_BETAS)

@@ -1,0 +1,137 @@
+"""Whether cached maps still give nearly the step of fresh ones, for clocks that adapt.
+
+The efficiency of Proposition 7 divides by the radius of the cached direction, which is that of its
+worst singular direction. Between two batches of one distribution it is far below one already, so it
+says more about noise than about age (docs/adaptive.md). The cosine of the two steps is a mean over
+all singular directions. It needs products and polar factors alone, and no inverse of a map.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gomuon.functional.factors import RootBatch
+from gomuon.functional.oracle import step_efficiency
+from gomuon.functional.polar_factor import PolarMethod
+from gomuon.geometry.base import Group
+from gomuon.geometry.maps import SharedStore
+from gomuon.intervals import Adaptive
+from gomuon.parameters.layers import Layer, side_of
+from gomuon.parameters.stacks import Stack
+from gomuon.parameters.state import MOMENTUM
+
+MAPS = ("left_map", "right_map")
+TOO_LOW, HIGH_ENOUGH, NOT_MEASURED = range(3)
+FreshMap = Callable[[Layer, str], Tensor | None]
+
+
+@dataclass(frozen=True)
+class CachedMaps:
+    """The maps of a layer before a refresh, by name, as they are kept and as steps use them."""
+
+    layer: Layer
+    kept: dict[str, Tensor]
+    used: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Layers of one stack, and what was found of each, [layers], not read yet."""
+
+    layers: Sequence[Layer]
+    outcomes: Tensor
+
+    def tell(self, outcomes: Sequence[int]) -> None:
+        """Tell each layer what was read."""
+        for layer, outcome in zip(self.layers, outcomes, strict=True):
+            layer.holds = None if outcome == NOT_MEASURED else outcome == HIGH_ENOUGH
+
+
+def cached_maps(layers: Sequence[Layer], group: Group) -> list[CachedMaps]:
+    """The maps that a refresh will replace; none if the group's clock does not ask for them."""
+    if not isinstance(group.get("refresh_every"), Adaptive):
+        return []
+    found = []
+    for layer in layers:
+        kept = {name: layer.state[name] for name in MAPS if name in layer.state}
+        if kept and MOMENTUM in layer.state:
+            used = {name: layer.computed(name) for name in kept}
+            found.append(CachedMaps(layer, kept, {n: P for n, P in used.items() if P is not None}))
+    return found
+
+
+def measure(
+    cached: Sequence[CachedMaps], fresh: FreshMap, stacks: Sequence[Stack], group: Group
+) -> Iterator[Measured]:
+    """Compare the steps of cached and fresh maps, for the momentum before this step.
+
+    A layer is left out if a map was not replaced. Nothing waits for the device.
+    """
+    new = {one.layer: {name: fresh(one.layer, name) for name in one.kept} for one in cached}
+    replaced = [one for one in cached if all(P is not None for P in new[one.layer].values())]
+    for stack in stacks if replaced else ():
+        alike: dict[tuple[str, ...], list[CachedMaps]] = {}
+        for one in replaced:
+            if one.layer in stack.layers:
+                alike.setdefault(tuple(one.kept), []).append(one)
+        for names, same in alike.items():
+            yield _measured(same, new, names, stack, group)
+
+
+def _measured(
+    cached: Sequence[CachedMaps],
+    new: dict[Layer, dict[str, Tensor | None]],
+    names: Sequence[str],
+    stack: Stack,
+    group: Group,
+) -> Measured:
+    layers = [one.layer for one in cached]
+    momenta = dict(zip(stack.layers, stack.parts(stack.memory(MOMENTUM)), strict=True))
+    M = torch.cat([momenta[layer] for layer in layers])
+
+    def stacked(maps: Callable[[CachedMaps], dict[str, Tensor]], name: str) -> Tensor | None:
+        if name not in names:
+            return None
+        blocks = [one.layer.per_block(maps(one)[name], side_of(name)) for one in cached]
+        return torch.cat([one for one in blocks if one is not None])
+
+    def fresh(one: CachedMaps) -> dict[str, Tensor]:
+        return {name: P for name, P in new[one.layer].items() if P is not None}
+
+    old, now = ([stacked(maps, name) for name in MAPS] for maps in (lambda one: one.used, fresh))
+    # What "svd" makes of a null space is arbitrary, and differs between the two.
+    polar: PolarMethod = "exact" if group["polar"] == "svd" else group["polar"]
+    found = step_efficiency(M, (old[0], old[1]), (now[0], now[1]), polar_method=polar)
+    least = torch.stack(
+        [
+            torch.where(part.isfinite(), part, torch.inf).amin()
+            for part in found.split([layer.blocks for layer in layers])
+        ]
+    )
+    holds = torch.where(least >= group["refresh_every"].efficiency, HIGH_ENOUGH, TOO_LOW)
+    return Measured(layers, torch.where(least.isinf(), NOT_MEASURED, holds))
+
+
+def replaced_maps(cached: Sequence[CachedMaps]) -> FreshMap:
+    """The maps of layers after a refresh; None if they are still those from before."""
+    before = {one.layer: one.kept for one in cached}
+
+    def fresh(layer: Layer, name: str) -> Tensor | None:
+        same = layer.state.get(name) is before[layer][name]
+        return None if same else layer.computed(name)
+
+    return fresh
+
+
+def roots_to_be_stored(batches: Sequence[RootBatch]) -> FreshMap | None:
+    """The same before it is known which roots can be used; None if not all are products."""
+    found: dict[tuple[Layer, str], Tensor] = {}
+    for batch in batches:
+        if batch.products is None or not isinstance(batch.store, SharedStore):
+            return None
+        for root, same in zip(batch.products[0], batch.store.layers, strict=True):
+            name = batch.store.name
+            found |= {(layer, name): same[0].kept_where_unseen(name, root) for layer in same}
+    return lambda layer, name: found.get((layer, name))
