@@ -35,6 +35,26 @@ class Alignment:
         )
 
 
+class Refreshes:
+    """Counts how often the maps of a layer were renewed, over all layers of this rank."""
+
+    def __init__(self, optimizer: MatrixOptimizer) -> None:
+        self.count = 0
+        self._optimizer = optimizer
+        self._remove = optimizer.add_observer(self._observe)
+
+    def remove(self) -> None:
+        self._remove()
+
+    def _observe(self, stack: Stack, source: Tensor, U: Tensor) -> None:
+        groups = self._optimizer.param_groups
+        of_layers = {id(p): group for group in groups for p in group["params"]}
+        clock = self._optimizer.recipe.clock
+        self.count += sum(
+            clock.renews(of_layers[id(layer.parameter)], layer.turn) for layer in stack.layers
+        )
+
+
 def root_fallbacks(optimizer: MatrixOptimizer) -> dict[str, int]:
     """How often roots by products failed, by layer; each was computed by decomposition instead.
 

@@ -284,15 +284,18 @@ class Counting:
     """Stands in for the optimizer's own counts: one opposed source per step."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self.negative_source = self.negative_gradient = 0
+        self.steps = 0
         optimizer.register_step_post_hook(self.count)
 
     def count(self, *_: Any) -> None:
-        self.negative_source += 1
+        self.steps += 1
+
+    def now(self) -> dict[str, int]:
+        return {"negative_source": self.steps, "negative_gradient": 0, "refreshes": 2 * self.steps}
 
 
-def test_alignment_counts_survive_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(optimizers, "watch_alignment", Counting)
+def test_counts_survive_a_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(optimizers, "watched", Counting)
     config = addition(telemetry=True)
     train(config, tmp_path, stop=stop_after(5))
     train(config, tmp_path, stop=stop_after(2))
@@ -302,3 +305,21 @@ def test_alignment_counts_survive_a_resume(tmp_path: Path, monkeypatch: pytest.M
     assert run.result is not None
     assert run.result["negative_source"] == 12
     assert run.result["negative_gradient"] == 0
+    assert run.result["refreshes"] == 24
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [(4, 3 * 7), ({"efficiency": 1e-9, "least": 1, "most": 64}, 5 * 7)],
+    ids=["fixed", "adaptive"],
+)
+def test_a_run_records_how_many_maps_were_renewed(
+    every: Any, expected: int, tmp_path: Path
+) -> None:
+    """Twelve updates of seven layers: at 0, 4 and 8, or at 0, 1, 2, 4 and 8."""
+    config = addition(optimizer="go-muon", telemetry=True, options={"refresh_every": every})
+    train(config, tmp_path, stop=stop_after(5))
+    train(config, tmp_path)
+    result = load_run(tmp_path).result
+    assert result is not None
+    assert result["refreshes"] == expected

@@ -17,7 +17,7 @@ from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.specs import LayerSpec
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import METHODS
-from gomuon.telemetry import Alignment
+from gomuon.telemetry import Alignment, Refreshes
 
 ADAMW = "adamw"
 ADAMW_BETAS = (0.9, 0.95)
@@ -194,6 +194,22 @@ def head_specs(per_head: Mapping[str, str], model: nn.Module) -> dict[str, Layer
     return {pattern: cuts[side] for pattern, side in per_head.items()}
 
 
-def watch_alignment(optimizer: torch.optim.Optimizer) -> Alignment | None:
-    """Counts updates of a gomuon optimizer against their source or gradient; None for AdamW."""
-    return Alignment(optimizer) if isinstance(optimizer, MatrixOptimizer) else None
+COUNTED = ("negative_source", "negative_gradient", "refreshes")
+
+
+class Counts:
+    """What runs with telemetry count."""
+
+    def __init__(self, optimizer: MatrixOptimizer) -> None:
+        self._alignment = Alignment(optimizer)
+        self._refreshes = Refreshes(optimizer)
+
+    def now(self) -> dict[str, int]:
+        """The counts in this process, by name."""
+        found = self._alignment.negative_source, self._alignment.negative_gradient
+        return dict(zip(COUNTED, (*found, self._refreshes.count), strict=True))
+
+
+def watched(optimizer: torch.optim.Optimizer) -> Counts | None:
+    """Counts what a gomuon optimizer does; None for AdamW."""
+    return Counts(optimizer) if isinstance(optimizer, MatrixOptimizer) else None

@@ -43,7 +43,7 @@ class RunConfig:
     evaluate_every: int = 10
     checkpoint_every: int = 50
     threads: int = 1
-    telemetry: bool = False  # count updates against their source or gradient
+    telemetry: bool = False  # count refreshes, and updates against their source or gradient
     label: str = "full"  # "quick" for a run shorter than declared
 
     def __post_init__(self) -> None:

@@ -28,7 +28,7 @@ class Position:
     Attributes:
         step: its last update.
         lengths: file name -> its bytes at that time.
-        counts: alignment counts up to that time.
+        counts: what was counted up to that time.
     """
 
     step: int
@@ -67,7 +67,7 @@ def restore(
         optimizer: the same.
         steps: updates of the whole run.
         files: names of the run's files that get a line with each update.
-        counts: names of the alignment counts.
+        counts: names of what is counted.
 
     Raises:
         LabError: the checkpoint cannot be used; the message says what to do.
@@ -108,10 +108,12 @@ def _position(state: Any, steps: int, files: tuple[str, ...], counts: tuple[str,
         raise ValueError(f"its step is {state['step']!r}, but the run has {steps} updates")
     for name, wanted in (("lengths", files), ("counts", counts)):
         found = state[name]
-        fits = isinstance(found, Mapping) and set(found) == set(wanted)
+        # Older versions wrote counts of runs that count nothing.
+        fits = isinstance(found, Mapping) and set(found) >= set(wanted)
         if not fits or not all(map(_whole, found.values())):
             raise ValueError(f"its {name} are {found!r}; expected numbers of {', '.join(wanted)}")
-    return Position(state["step"], dict(state["lengths"]), dict(state["counts"]))
+    counted = {name: state["counts"][name] for name in counts}
+    return Position(state["step"], dict(state["lengths"]), counted)
 
 
 def _whole(value: Any) -> bool:

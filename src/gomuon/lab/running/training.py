@@ -77,8 +77,9 @@ class Session:
         )
         self.multipliers = self.task.multipliers()
         self.peaks = [group["lr"] for group in self.optimizer.param_groups]
-        self.counts = {"negative_source": 0, "negative_gradient": 0}  # before this process
-        self.alignment = optimizers.watch_alignment(self.optimizer) if config.telemetry else None
+        self.counter = optimizers.watched(self.optimizer) if config.telemetry else None
+        counted = () if self.counter is None else optimizers.COUNTED
+        self.before = dict.fromkeys(counted, 0)  # before this process
         self.restored: Path | None = None  # the checkpoint, until the first update after it
 
     def update(self, step: int) -> tuple[dict[str, Any], float]:
@@ -104,18 +105,19 @@ class Session:
             raise Diverged from error
         seconds = time.perf_counter() - begun
         line = {"step": step, "loss": value, **extra, **self.task.evaluate(self.model, step)}
-        if self.alignment is not None:
-            line.update(self.alignment_counts())
+        if self.counter is not None:
+            line.update(self.counts())
         return line, seconds
 
-    def alignment_counts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         """Counts over all updates, including those before the run was continued."""
-        if self.alignment is None:
-            return dict(self.counts)
-        return {name: seen + getattr(self.alignment, name) for name, seen in self.counts.items()}
+        if self.counter is None:
+            return dict(self.before)
+        now = self.counter.now()
+        return {name: seen + now[name] for name, seen in self.before.items()}
 
     def save(self, path: Path, step: int, lengths: dict[str, int]) -> None:
-        position = checkpoint.Position(step, lengths, self.alignment_counts())
+        position = checkpoint.Position(step, lengths, self.counts())
         checkpoint.save(path, self.model, self.optimizer, position)
 
     def restore(self, path: Path) -> tuple[int, dict[str, int]]:
@@ -126,9 +128,9 @@ class Session:
             self.optimizer,
             steps=self.config.steps,
             files=(METRICS, TIMING),
-            counts=tuple(self.counts),
+            counts=tuple(self.before),
         )
-        self.counts, self.restored = found.counts, path
+        self.before, self.restored = found.counts, path
         return found.step, found.lengths
 
 
@@ -224,8 +226,8 @@ def _continue(
         ) from error
     if diverged is not None:
         result["diverged_at"] = diverged
-    if session.alignment is not None:
-        result.update(session.alignment_counts())
+    if session.counter is not None:
+        result.update(session.counts())
     result["metrics_sha256"] = file_sha256(folder / METRICS)
     write_json(folder / RESULT, result)
     return True
