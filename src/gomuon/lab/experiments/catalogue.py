@@ -6,6 +6,7 @@ import dataclasses
 
 from gomuon.lab.errors import LabError, unknown_name
 from gomuon.lab.experiments import optimizers, published
+from gomuon.lab.experiments.clock_plans import ADAPTIVE, COHERENCE
 from gomuon.lab.experiments.cost_plans import BLOCKS, FAST, PRESETS, SPEED
 from gomuon.lab.experiments.loss_windows import PAPER_WINDOWS, windows_for
 from gomuon.lab.experiments.plan import PAIRED, TRAJECTORY, Arm, Plan, Quick
@@ -254,6 +255,7 @@ OPEN_QUESTIONS: dict[str, Plan] = {
     for plan in (
         *(ABLATIONS, ADAMW_RATE, *MUON_RATES, NULL_SPACE),
         *(*FAST, *PRESETS, *BLOCKS, *SPEED, STATE, NANOGPT, *DEFAULTS, *ROUTING),
+        *(*ADAPTIVE, *COHERENCE),
     )
 }
 

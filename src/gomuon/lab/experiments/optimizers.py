@@ -12,6 +12,7 @@ from torch import nn
 
 from gomuon.intervals import from_plain, longest
 from gomuon.lab.errors import LabError, unknown_name
+from gomuon.lab.experiments.interpolated import InterpolatedGoMuon
 from gomuon.lab.experiments.models import Attention
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.specs import LayerSpec
@@ -45,6 +46,7 @@ class OptimizerEntry:
         options: settings in which a variant differs from its recipe.
         per_head: {pattern of parameters: "rows" or "columns", the side that is split into heads}.
         base: the name whose default rate a variant uses; "" for a recipe itself.
+        kind: a class that is not in the registry.
     """
 
     method: str
@@ -52,10 +54,15 @@ class OptimizerEntry:
     options: Mapping[str, Any] = field(default_factory=dict)
     per_head: Mapping[str, str] = field(default_factory=dict)
     base: str = ""
+    kind: type[MatrixOptimizer] | None = None
+
+    @property
+    def optimizer(self) -> type[MatrixOptimizer]:
+        return METHODS[self.method] if self.kind is None else self.kind
 
     @property
     def recipe(self) -> Recipe:
-        return METHODS[self.method].recipe
+        return self.optimizer.recipe
 
 
 def command_name(name: str) -> str:
@@ -84,6 +91,15 @@ VARIANTS: dict[str, OptimizerEntry] = {
         base="muon",
     ),
 }
+# Of single experiments; no list of methods shows them.
+CONTROLS: dict[str, OptimizerEntry] = {
+    "go-muon-interpolated": OptimizerEntry(
+        "GoMuon",
+        "Go-MUON with interpolated maps",
+        base="go-muon",
+        kind=InterpolatedGoMuon,
+    ),
+}
 
 
 def entries() -> dict[str, OptimizerEntry]:
@@ -105,7 +121,7 @@ def find(name: str) -> OptimizerEntry | None:
     """
     if name == ADAMW:
         return None
-    known = entries()
+    known = {**entries(), **CONTROLS}
     if name not in known:
         raise unknown_name("optimizer", name, names())
     return known[name]
@@ -155,7 +171,6 @@ def build(
     try:
         if entry is None:
             return _adamw(model, lr, {"betas": ADAMW_BETAS, "weight_decay": 0.0, **options})
-        kind = METHODS[entry.method]
         known = entry.recipe.defaults
         named = {key: value for key, value in ARITHMETIC.items() if key in known}
         given = {**named, **entry.options, **options}
@@ -166,7 +181,7 @@ def build(
         adamw: dict[str, Any] = {"lr": adamw_lr, "betas": betas, "weight_decay": 0.0}
         if settings.get("lr_scale") == "adamw":  # one rate and one decay for all parameters
             adamw = {"betas": betas}
-        return kind(model, lr=lr, adamw=adamw, **settings)
+        return entry.optimizer(model, lr=lr, adamw=adamw, **settings)
     except (TypeError, ValueError) as error:
         raise LabError(f"invalid settings of optimizer {name!r}: {error}") from error
 
