@@ -88,12 +88,6 @@ def _is_share(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 < value <= 1
 
 
-def is_due(step: int, every: Interval, turn: Turn) -> bool:
-    """t mod K = ⌊phase·K⌋, the condition of Equation (27), with the layer's own K if it has one."""
-    K = every.interval(turn.interval) if isinstance(every, Adaptive) else every
-    return step % K == int(turn.phase * K)
-
-
 def shortest(every: Interval | None) -> int | None:
     """The interval that costs are counted with: an adaptive one may only grow."""
     return every.least if isinstance(every, Adaptive) else every

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gomuon.lab.errors import unknown_name
+from gomuon.lab.experiments.clock_plans import ADAPTIVE, COHERENCE
 from gomuon.lab.experiments.cost_plans import BLOCK_TASKS, FAST_TASKS, SPEED_CORPORA
 from gomuon.lab.experiments.rate_plans import SENSITIVE_TASKS as SENSITIVE
 from gomuon.lab.experiments.routing_plans import QUESTIONS
@@ -44,6 +45,7 @@ CAMPAIGNS: dict[str, ExpectedCampaign] = {
         ExpectedCampaign("nanogpt", "nanogpt", "nanogpt"),
         *(ExpectedCampaign(f"defaults-{task}", f"defaults-{task}", task) for task in SENSITIVE),
         *(ExpectedCampaign(f"routing-{task}", f"routing-{task}", task) for task in QUESTIONS),
+        *(ExpectedCampaign(p.experiment, p.experiment, p.task) for p in (*ADAPTIVE, *COHERENCE)),
     )
 }
 

@@ -13,6 +13,7 @@ from tools.evidence.campaign_list import CAMPAIGNS
 from tools.evidence.claims import ABSTRACT, FURTHER, Claim
 from tools.evidence.markdown_tables import NOT_RUN, code, table, text
 from tools.evidence.sections import (
+    clocks,
     grokking,
     interpretations,
     language,
@@ -98,7 +99,7 @@ def markdown(evidence: Evidence, drawn: Sequence[str], pictures: str = "pictures
     parts += ["## A fair comparison", *picture("comparison"), *method_comparison.section(evidence)]
     parts += ["## Time to quality", *time_to_quality.section(evidence)]
     parts += ["## Open questions", *open_questions.section(evidence), *rates.section(evidence)]
-    parts += routing.section(evidence)
+    parts += [*routing.section(evidence), *clocks.section(evidence)]
     parts += ["## Interpretations", *interpretations.section()]
     parts += ["## Where every figure comes from", *provenance.section(evidence)]
     return "\n\n".join(part for part in parts if part) + "\n"

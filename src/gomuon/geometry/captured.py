@@ -17,6 +17,7 @@ from gomuon.geometry.efficiency import (
     measure,
     replaced_maps,
     roots_to_be_stored,
+    tell,
 )
 from gomuon.geometry.maps import alpha_of_sides
 from gomuon.geometry.observations import (
@@ -30,6 +31,7 @@ from gomuon.geometry.observations import (
     observed_side,
     of_strips,
 )
+from gomuon.intervals import Adaptive
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.stacks import Stack
 from gomuon.parameters.state import Count, EachCount, Entries, both_sides
@@ -88,11 +90,11 @@ class CapturedMoments(Geometry):
         """A_t, B_t, B̄_t, P_A and P_B, Equations (27) to (29)."""
         devices = {layer.parameter.device for stack in stacks for layer in stack.layers}
         if all(linalg.decomposes_well(device) for device in devices):
-            cached = cached_maps(renewed, group)
+            cached = cached_maps(renewed) if _adapts(group) else []
             failed = self.observe(observed, stacks, group)  # (27) A_t, B_t; (28) B̄_t
             failed = [*failed, *self.renew(renewed, stacks, group)]  # (29) P_A, P_B
-            for found in measure(cached, replaced_maps(cached), stacks, group):
-                found.tell(found.outcomes.tolist())
+            if cached:
+                tell(measure(cached, replaced_maps(cached), stacks, group))
         else:
             failed = self._refresh_with_one_wait(observed, renewed, stacks, group)
         _keep_factors(observed)
@@ -132,12 +134,12 @@ class CapturedMoments(Geometry):
             for same, S, usable in zip(new.layers, new.S, new.outcomes == USABLE, strict=True):
                 before.append([(layer, _factor_entries(layer, new.side)) for layer in same])
                 self._set_factor(new.side, same, S, group, usable)
-        cached = cached_maps(renewed, group)
+        cached = cached_maps(renewed) if _adapts(group) else []
         try:
             batches = self.maps(renewed, group)
             start_roots(batches, group.get("roots", "auto"))
-            fresh = roots_to_be_stored(batches)
-            measured = [] if fresh is None else list(measure(cached, fresh, stacks, group))
+            fresh = roots_to_be_stored(batches) if cached else None
+            measured = list(measure(cached, fresh, stacks, group)) if fresh and cached else []
             flags = [*outcomes, *(found.outcomes for found in measured)]
             lists = read_roots(batches, *flags)  # the one wait
         except BaseException:
@@ -153,9 +155,8 @@ class CapturedMoments(Geometry):
                 failed += [layer for layer, _ in entries if outcome == UNUSABLE]
         # Of a factor that was dropped there is no root, which is no further failure.
         failed += [layer for layer in store_roots(batches) if layer not in dropped]
-        if fresh is None:  # decompositions have waited already
-            for found in measure(cached, replaced_maps(cached), stacks, group):
-                found.tell(found.outcomes.tolist())
+        if cached and fresh is None:  # decompositions have waited already
+            tell(measure(cached, replaced_maps(cached), stacks, group))
         for found, told in zip(measured, lists[len(outcomes) :], strict=True):
             found.tell(told)
         self._drop_inputs(stacks, group)
@@ -254,6 +255,11 @@ class CapturedMoments(Geometry):
         keeps = beside(of_strips(keeps, len(observed)).unsqueeze(0), observed.unsqueeze(0))[0]
         averaged = factor * keeps + observed * (1 - keeps)  # (22), (28)
         return torch.where(strips.to(observed.device), averaged, factor)
+
+
+def _adapts(group: Group) -> bool:
+    """Whether the clock asks how good the cached maps were."""
+    return isinstance(group.get("refresh_every"), Adaptive)
 
 
 def _keep_factors(layers: Sequence[Layer]) -> None:

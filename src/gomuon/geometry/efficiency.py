@@ -6,7 +6,7 @@ says more about noise than about age (docs/adaptive.md). The cosine of the two s
 all singular directions. It needs products and polar factors alone, and no inverse of a map.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,7 +17,6 @@ from gomuon.functional.oracle import step_efficiency
 from gomuon.functional.polar_factor import PolarMethod
 from gomuon.geometry.base import Group
 from gomuon.geometry.maps import SharedStore
-from gomuon.intervals import Adaptive
 from gomuon.parameters.layers import Layer, side_of
 from gomuon.parameters.stacks import Stack
 from gomuon.parameters.state import MOMENTUM
@@ -49,10 +48,14 @@ class Measured:
             layer.holds = None if outcome == NOT_MEASURED else outcome == HIGH_ENOUGH
 
 
-def cached_maps(layers: Sequence[Layer], group: Group) -> list[CachedMaps]:
-    """The maps that a refresh will replace; none if the group's clock does not ask for them."""
-    if not isinstance(group.get("refresh_every"), Adaptive):
-        return []
+def tell(measured: Iterable[Measured]) -> None:
+    """Read what was measured, and tell the layers."""
+    for found in measured:
+        found.tell(found.outcomes.tolist())
+
+
+def cached_maps(layers: Sequence[Layer]) -> list[CachedMaps]:
+    """The maps that a refresh will replace."""
     found = []
     for layer in layers:
         kept = {name: layer.state[name] for name in MAPS if name in layer.state}

@@ -16,7 +16,7 @@ from torch import Tensor
 from gomuon.functional.block_diagonal import diagonal_of, right_product, squared
 from gomuon.functional.oracle import frobenius_graft, matched_direction
 from gomuon.functional.polar_factor import polar
-from gomuon.intervals import TOGETHER, Adaptive, Turn, is_due
+from gomuon.intervals import TOGETHER, Adaptive, Interval, Turn
 from gomuon.parameters.stacks import Stack
 from gomuon.settings import (
     CONDITION,
@@ -66,11 +66,11 @@ class Clock:
         every = None if self.statistics is None else group[self.statistics]
         if self.statistics is not None and every is None:
             return self.renews(group, turn)
-        return every is None or is_due(group["step"], every, turn)
+        return every is None or _is_due(group["step"], every, turn)
 
     def renews(self, group: Group, turn: Turn = TOGETHER) -> bool:
         """Whether the step `group["step"]` renews the maps of layers with this turn."""
-        return self.maps is None or is_due(group["step"], group[self.maps], turn)
+        return self.maps is None or _is_due(group["step"], group[self.maps], turn)
 
     def adaptive(self, group: Group) -> Adaptive | None:
         """The interval between two renewals, if each unit of layers finds its own."""
@@ -79,6 +79,12 @@ class Clock:
 
 
 EVERY_STEP = Clock()
+
+
+def _is_due(step: int, every: Interval, turn: Turn) -> bool:
+    """t mod K = ⌊phase·K⌋, the condition of Equation (27), with the layer's own K if it has one."""
+    K = every.interval(turn.interval) if isinstance(every, Adaptive) else every
+    return step % K == int(turn.phase * K)
 
 
 # ---- sources: G -> X --------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gomuon.lab.experiments.catalogue import EXPERIMENTS
+from gomuon.lab.experiments.optimizers import refresh_interval
 from gomuon.lab.experiments.plan import Arm, Plan, Quick, adapt, run_name
 from gomuon.lab.experiments.run_config import HELD_OUT_TASKS, VALIDATION_LOSS, RunConfig
 
@@ -113,11 +114,18 @@ def losses(config: RunConfig) -> list[dict[str, Any]]:
         noise = shared.gauss(0, 0.035) + own.gauss(0, 0.008)
         line: dict[str, Any] = {"step": step, "loss": level * clean + noise}
         if config.telemetry:
-            line |= {"negative_source": 0, "negative_gradient": step // 400}  # they only grow
+            line |= counts(config, step)
         if config.task in HELD_OUT_TASKS and step == config.steps:
             line[VALIDATION_LOSS] = level * 1.4 + noise
         lines.append(line)
     return lines
+
+
+def counts(config: RunConfig, step: int) -> dict[str, int]:
+    """What a run with telemetry counts until a step: all of them only grow."""
+    every = refresh_interval(config.optimizer, config.options)
+    opposed = {"negative_source": 0, "negative_gradient": step // 400}
+    return {**opposed, "refreshes": 7 * ((step - 1) // every + 1)}
 
 
 def accuracies(config: RunConfig) -> list[dict[str, Any]]:
@@ -133,5 +141,7 @@ def accuracies(config: RunConfig) -> list[dict[str, Any]]:
             rise = 1 / (1 + math.exp(-(math.log(step / grok)) * 9 - 5))
             dip = 0.02 if step > 1.2 * grok and own.random() < 0.01 else 0.0
             line["test_accuracy"] = max(0.01, min(1.0, rise + own.gauss(0, 0.002)) - dip)
+        if config.telemetry:
+            line |= counts(config, step)
         lines.append(line)
     return lines

@@ -11,6 +11,7 @@ import pytest
 
 from gomuon.lab.experiments import catalogue, racing, tuning
 from gomuon.lab.experiments.loss_windows import windows_for
+from gomuon.lab.experiments.optimizers import COUNTED
 from gomuon.lab.experiments.plan import Arm, Plan, run_name
 from gomuon.lab.experiments.run_config import RunConfig
 from gomuon.lab.experiments.selection import read_selection
@@ -43,7 +44,7 @@ def outcome(config: RunConfig, metrics: list[dict[str, Any]]) -> dict[str, Any]:
         else language_result(metrics, windows_for(config.steps))
     )
     result = {"steps": len(metrics), **found}
-    for name in ("negative_source", "negative_gradient"):
+    for name in COUNTED:
         if name in metrics[-1]:
             result[name] = metrics[-1][name]
     return result

@@ -37,16 +37,17 @@ def clock_in_words(recipe: Recipe) -> str:
     """When factors and maps are renewed, by the method's clock and default intervals."""
     if not recipe.has_geometry:
         return "–"
-    factors, maps = (
-        "every step" if every == 1 else f"every {every} steps"
-        for every in (
-            1 if name is None else recipe.defaults[name]
-            for name in (recipe.clock.statistics, recipe.clock.maps)
-        )
-    )
+    clock, defaults = recipe.clock, recipe.defaults
+    maps = _interval_in_words(1 if clock.maps is None else defaults[clock.maps])
+    own = 1 if clock.statistics is None else defaults[clock.statistics]
+    factors = maps if own is None else _interval_in_words(own)
     if not any(name.endswith("_factor") for name in recipe.geometry.entries):
         return f"maps {maps}"
     return f"factors and maps {maps}" if factors == maps else f"factors {factors}, maps {maps}"
+
+
+def _interval_in_words(every: int) -> str:
+    return "every step" if every == 1 else f"every {every} steps"
 
 
 def print_table(console: Console) -> None:
