@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gomuon import GoMuon, LayerSpec
+from gomuon import Adaptive, GoMuon, LayerSpec
 from gomuon.functional import polar, polar_express
 from gomuon.functional.linalg import symmetric_product, working_dtype
 from gomuon.functional.polar_factor import PolarMethod
@@ -24,6 +24,7 @@ from gomuon.lab.costs.unit_costs import (
     state_elements,
 )
 from gomuon.methods import kfac, soap
+from gomuon.methods.go_muon import comparison_work
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.routing import Routes
 from gomuon.parameters.stacks import Stack
@@ -234,6 +235,23 @@ def check_every_operation_and_byte(name: str, case: Case, settings: dict[str, An
         kept = sum(part.device + part.host for part in parts)  # on the CPU nothing is offloaded
     kept += adamw_bytes([part.elements for part in found.others], size)
     assert kept_bytes(optimizer, stacks) == kept
+
+
+def test_what_a_clock_that_adapts_compares_is_predicted() -> None:
+    """In a refresh that replaces maps; the interval is the same, so nothing else differs."""
+    case, counts = CASES["transformer"], []
+    for every in (2, Adaptive(0.5, least=2, most=2)):
+        settings = {"polar": "fast", "refresh_every": every}
+        model, optimizer, found = prepared("GoMuon", settings, case)
+        for step in range(3):
+            optimizer.zero_grad()
+            loss_of(model, case, step).backward()
+            counts.append(counted(optimizer.step))
+    units = units_of(found.layers)
+    assert counts[3:5] == counts[:2], "the first refresh compares nothing"
+    expected = predicted(every_unit(units, layers_work, comparison_work))
+    assert (counts[5][0] - counts[2][0], counts[5][1]) == (expected[0], counts[2][1])
+    assert expected[0] > 0
 
 
 @pytest.mark.parametrize("offload", [False, True, "maps"])
