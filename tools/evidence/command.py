@@ -16,6 +16,7 @@ from gomuon.lab.terminal import escaped, one_line
 from tools.evidence.collect import collect
 from tools.evidence.page import markdown
 from tools.evidence.results_folder import read_evidence
+from tools.evidence.softmax_courses import read_courses
 
 PROGRAM = "python -m tools.evidence"
 PAGE, PICTURES = "reproduction.md", "pictures"
@@ -83,7 +84,10 @@ def write_page(results: Path, out: Path) -> None:
         # Imported late: matplotlib takes a while, and collecting does not need it.
         drawing = importlib.import_module("tools.evidence.picture_drawing")
         drawn = drawing.write_pictures(evidence, out / PICTURES)
-        text = markdown(evidence, drawn, PICTURES)
+        courses = read_courses(results)
+        of_labels = importlib.import_module("tools.evidence.softmax_drawing")
+        drawn += of_labels.write_picture(courses, out / PICTURES)
+        text = markdown(evidence, drawn, PICTURES, courses)
     files.write_atomically(out / PAGE, lambda part: part.write_text(text, encoding="utf-8"))
     for path in (out / PAGE, *(out / PICTURES / name for name in drawn)):
         print(escaped(str(path)))

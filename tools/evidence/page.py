@@ -8,7 +8,6 @@ from typing import get_args
 
 from gomuon.lab import formatting as w
 from gomuon.lab.experiments.catalogue import EXPERIMENTS
-from tools.evidence import picture_data
 from tools.evidence.campaign_list import CAMPAIGNS
 from tools.evidence.claims import ABSTRACT, FURTHER, Claim
 from tools.evidence.markdown_tables import NOT_RUN, code, table, text
@@ -23,10 +22,12 @@ from tools.evidence.sections import (
     provenance,
     rates,
     routing,
+    softmax,
     time_to_quality,
 )
 from tools.evidence.studies import Evidence
 from tools.evidence.verdicts import Verdict
+from tools.softmax_story import Course
 
 INTRODUCTION = """\
 # The paper's figures, and ours
@@ -69,18 +70,28 @@ CAPTIONS = {
         "Every method at its tuned rate on fresh seeds: rings are seeds, diamonds their means, "
         "best first. Go-MUON and its variants have their own colour."
     ),
+    "softmax": (
+        "Above: what observed labels make of the output factor, and the paper's bound of it. "
+        "Below: the four parts of Equation (20), on top of each other, and the error they bound."
+    ),
 }
 
 
-def markdown(evidence: Evidence, drawn: Sequence[str], pictures: str = "pictures") -> str:
+def markdown(
+    evidence: Evidence,
+    drawn: Sequence[str],
+    pictures: str = "pictures",
+    courses: Sequence[Course] = (),
+) -> str:
     """The whole page.
 
     Args:
         evidence: the campaigns that are there.
         drawn: the file names of the pictures that are there.
         pictures: the folder that holds them, as the page should link it.
+        courses: what was measured of factors of observed labels.
     """
-    shown = {name for name in picture_data.NAMES if f"{name}.svg" in drawn}
+    shown = {name for name in CAPTIONS if f"{name}.svg" in drawn}
 
     def picture(name: str) -> list[str]:
         return [_picture(name, pictures)] if name in shown else []
@@ -100,6 +111,7 @@ def markdown(evidence: Evidence, drawn: Sequence[str], pictures: str = "pictures
     parts += ["## Time to quality", *time_to_quality.section(evidence)]
     parts += ["## Open questions", *open_questions.section(evidence), *rates.section(evidence)]
     parts += [*routing.section(evidence), *clocks.section(evidence)]
+    parts += softmax.section(courses, picture("softmax"))
     parts += ["## Interpretations", *interpretations.section()]
     parts += ["## Where every figure comes from", *provenance.section(evidence)]
     return "\n\n".join(part for part in parts if part) + "\n"

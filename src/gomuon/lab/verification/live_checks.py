@@ -160,10 +160,10 @@ def parts(step: LayerStep) -> Tensor | None:
     alpha = step.settings["alpha"]
     estimated = second_moment(step.deltas)
     current = inverse_root(oas(estimated, len(step.deltas))[0], alpha)
-    cached = _effective(step.maps[0], alpha)
+    cached = effective_factor(step.maps[0], alpha)
     truth = step.truth
     terms = theory.factor_error_terms(
-        cached, _effective(current, alpha), estimated, truth.observed, truth.fisher
+        cached, effective_factor(current, alpha), estimated, truth.observed, truth.fisher
     )
     return at_most(operator(cached - truth.fisher), terms.sum(-1))
 
@@ -195,7 +195,7 @@ def _some_rotation(like: Tensor) -> Tensor:
     return torch.linalg.qr(drawn).Q.to(like.device)
 
 
-def _effective(P: Tensor, alpha: float) -> Tensor:
+def effective_factor(P: Tensor, alpha: float) -> Tensor:
     """The factor P^(−1/α) whose root the map P is, floor included."""
     values, V = torch.linalg.eigh(P)
     return (V * values.pow(-1 / alpha)) @ V.mT
