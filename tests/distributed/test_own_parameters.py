@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from gomuon import KFAC, GoMuon, LayerSpec
+from gomuon import KFAC, Adaptive, GoMuon, LayerSpec
 from gomuon.distributed.own_parameters import first_on_two_ranks
 from gomuon.errors import NonFiniteGradientError, RankError
 from gomuon.optimizer import MatrixOptimizer
@@ -37,6 +37,7 @@ IGNORES = pytest.mark.skipif(
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "GoMuon": ("GoMuon", {"stagger": False}),
     "turns": ("GoMuon", {"refresh_every": 1, "weight_decay": 0.1}),
+    "adapts": ("GoMuon", {"refresh_every": Adaptive(0.97, most=8), "stagger": False}),
     "KFAC": ("KFAC", {}),  # a budget over all layers; joins biases
     "Muon": ("Muon", {}),
 }

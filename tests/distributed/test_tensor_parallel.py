@@ -20,7 +20,7 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from gomuon import KFAC, GoMuon, LayerSpec, Muon, Shampoo
+from gomuon import KFAC, Adaptive, GoMuon, LayerSpec, Muon, Shampoo
 from gomuon.errors import GeometryWarning, NonFiniteGradientError, RankError
 from gomuon.optimizer import MatrixOptimizer
 from tests.distributed.launcher import Place, launch
@@ -34,6 +34,7 @@ METHODS: dict[str, tuple[type[MatrixOptimizer], dict[str, Any]]] = {
     "K=1": (GoMuon, {"refresh_every": 1, "geometry_decay": True, "weight_decay": 0.1}),
     "blocks": (GoMuon, {"block_size": 3, "stagger": True, "input_decay": 0.9}),
     "int8": (GoMuon, {"state_dtype": "int8", "rows": 9}),
+    "adapts": (GoMuon, {"refresh_every": Adaptive(0.97, most=8), "stagger": True}),
     "Muon": (Muon, {}),
     "Shampoo": (Shampoo, {}),
     "KFAC": (KFAC, {}),
@@ -122,9 +123,9 @@ def runs(place: Place, methods: list[str], replicas: int, bias: bool) -> dict[st
 @pytest.mark.parametrize(
     ("size", "replicas", "methods"),
     [
-        (2, 1, ["GoMuon", "K=1", "blocks", "int8", "Muon", "Shampoo"]),
+        (2, 1, ["GoMuon", "K=1", "blocks", "int8", "adapts", "Muon", "Shampoo"]),
         (4, 1, ["GoMuon"]),
-        (4, 2, ["GoMuon", "K=1", "blocks", "Muon"]),
+        (4, 2, ["GoMuon", "K=1", "blocks", "adapts", "Muon"]),
     ],
     ids=["2", "4", "2x2"],
 )

@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.utils.checkpoint import checkpoint
 
-from gomuon import GoMuon, LayerSpec
+from gomuon import Adaptive, GoMuon, LayerSpec
 from gomuon.distributed.shards import shard_rows
 from gomuon.distributed.tensor_wholes import Grid, row_ranges_on
 from gomuon.errors import NonFiniteGradientError, RankError
@@ -51,6 +51,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
             }
         },
     ),
+    "adapts": ("GoMuon", {"refresh_every": Adaptive(0.97, most=8)}),
     "KFAC": ("KFAC", {}),  # joins biases, also that of the row-parallel layer
     "NewtonMuon": ("NewtonMuon", {}),
     "MuonQK": ("MuonQK", {}),  # reads whole weights of partners
