@@ -233,7 +233,7 @@ BAD_SETTINGS: list[tuple[dict[str, Any], str]] = [
     ({"alpha": -0.1}, "alpha must be"),
     ({"alpha": (0.25,)}, "alpha must be"),
     ({"alpha": (0.25, 0.75)}, "alpha must be"),
-    ({"refresh_every": 0}, "refresh_every must be a whole number >= 1, got 0"),
+    ({"refresh_every": 0}, "refresh_every must be a whole number >= 1 or gomuon.Adaptive.*, got 0"),
     ({"refresh_every": 2.5}, "refresh_every must be"),
     ({"refresh_every": True}, "refresh_every must be"),
     ({"factor_decay": 1.0}, "factor_decay must be"),

@@ -249,3 +249,28 @@ def test_a_method_without_matched_steps_says_what_it_takes() -> None:
         NewtonMuon(transformer(layers=1), refresh_every=Adaptive())
     with pytest.raises(ValueError, match=r"refresh_every must be .* or gomuon.Adaptive"):
         GoMuon(transformer(layers=1), refresh_every="auto")  # type: ignore[arg-type]
+
+
+def test_a_clock_may_be_exchanged_in_the_middle_of_a_run() -> None:
+    model = transformer(layers=1)
+    optimizer = GoMuon(model, refresh_every=4, **STILL)
+    found = refreshed(model, optimizer, range(6))
+    name = "trunk.blocks.0.mlp.down.weight"
+    optimizer.param_groups[0]["refresh_every"] = Adaptive(1e-9, least=2, most=8)
+    found[name] += refreshed(model, optimizer, range(6, 26))[name]
+    # The hooks of step 6 were gated before the change.
+    assert found[name] == [0, 4, 8, 12, 16, 24]
+    optimizer.param_groups[0]["refresh_every"] = 3
+    assert refreshed(model, optimizer, range(26, 33))[name] == [27, 30]
+
+
+def test_it_is_printed_and_copied() -> None:
+    model = transformer(layers=1)
+    optimizer = GoMuon(model, refresh_every=Adaptive(0.95, least=2, most=8))
+    assert "refresh_every: Adaptive(efficiency=0.95, least=2, most=8)" in repr(optimizer)
+    train(model, optimizer, range(3))
+    copied = copy.deepcopy((model, optimizer))
+    for each, own in ((model, optimizer), copied):
+        train(each, own, range(3, 9))
+    assert equal(model, copied[0])
+    assert intervals(model, optimizer) == intervals(*copied)

@@ -98,8 +98,10 @@ class Case:
     @property
     def observes_every(self) -> int:
         """The steps between two captures of a layer."""
-        key = self.recipe.clock.statistics
-        every: int = 1 if key is None else {**self.recipe.defaults, **self.settings}[key]
+        clock, chosen = self.recipe.clock, {**self.recipe.defaults, **self.settings}
+        if clock.statistics is None:
+            return 1
+        every: int = chosen[clock.statistics] or chosen[str(clock.maps)]
         return every
 
     def plan(self, parts: int) -> TensorPlan:
