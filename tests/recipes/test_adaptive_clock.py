@@ -274,3 +274,36 @@ def test_it_is_printed_and_copied() -> None:
         train(each, own, range(3, 9))
     assert equal(model, copied[0])
     assert intervals(model, optimizer) == intervals(*copied)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"state_dtype": "int8"},
+        {"state_dtype": "bfloat16", "input_decay": 0.9},
+        {"block_size": 7},
+        {"max_side": 16, "long_sides": "diagonal"},
+        {"max_side": 16},
+        {"alpha": (0.0, 0.25)},
+        {"alpha": (0.25, 0.0), "geometry_decay": True},
+        {"polar": "svd", "roots": "products"},
+        {"statistics_every": 1},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+def test_whatever_form_maps_have_they_are_compared(settings: dict[str, Any]) -> None:
+    """With constant statistics; a layer without maps has nothing to compare."""
+    model = transformer(layers=1)
+    optimizer = GoMuon(model, refresh_every=Adaptive(0.98, least=1, most=8), **STILL, **settings)
+    for _ in range(9):
+        optimizer.zero_grad()
+        language_loss(model, 0).backward()
+        optimizer.step()
+    found = intervals(model, optimizer)
+    maps = {
+        name: {"left_map", "right_map"} & optimizer.state[model.get_parameter(name)].keys()
+        for name in found
+    }
+    assert len(found) == 7
+    # Siblings have one interval, also those of them that have no maps.
+    assert all(interval == 8 for name, interval in found.items() if maps[name])
