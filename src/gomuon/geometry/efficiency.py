@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from gomuon.functional.factors import RootBatch
-from gomuon.functional.oracle import step_efficiency
+from gomuon.functional.oracle import Maps, step_efficiency
 from gomuon.functional.polar_factor import PolarMethod
 from gomuon.geometry.base import Group
 from gomuon.geometry.maps import SharedStore
+from gomuon.geometry.observations import not_none
 from gomuon.parameters.layers import Layer, side_of
 from gomuon.parameters.stacks import Stack
 from gomuon.parameters.state import MOMENTUM
@@ -72,41 +73,43 @@ def measure(
 
     A layer is left out if a map was not replaced. Nothing waits for the device.
     """
-    new = {one.layer: {name: fresh(one.layer, name) for name in one.kept} for one in cached}
-    replaced = [one for one in cached if all(P is not None for P in new[one.layer].values())]
-    for stack in stacks if replaced else ():
-        alike: dict[tuple[str, ...], list[CachedMaps]] = {}
-        for one in replaced:
-            if one.layer in stack.layers:
-                alike.setdefault(tuple(one.kept), []).append(one)
-        for names, same in alike.items():
-            yield _measured(same, new, names, stack, group)
+    compared = {one.layer: _Compared(one.used, _new_maps(one, fresh)) for one in cached}
+    for stack in stacks:
+        alike: dict[tuple[str, ...], list[Layer]] = {}
+        for layer in stack.layers:
+            if layer in compared and compared[layer].new:
+                alike.setdefault(tuple(compared[layer].new), []).append(layer)
+        for layers in alike.values():
+            yield _measured(layers, [compared[layer] for layer in layers], stack, group)
+
+
+@dataclass(frozen=True)
+class _Compared:
+    """Maps of a layer before and after a refresh, by name."""
+
+    old: dict[str, Tensor]
+    new: dict[str, Tensor]
+
+
+def _new_maps(cached: CachedMaps, fresh: FreshMap) -> dict[str, Tensor]:
+    """The maps that replace the cached ones; none unless all of them are replaced."""
+    found = {name: fresh(cached.layer, name) for name in cached.kept}
+    new = {name: P for name, P in found.items() if P is not None}
+    return new if len(new) == len(found) else {}
 
 
 def _measured(
-    cached: Sequence[CachedMaps],
-    new: dict[Layer, dict[str, Tensor | None]],
-    names: Sequence[str],
-    stack: Stack,
-    group: Group,
+    layers: Sequence[Layer], compared: Sequence[_Compared], stack: Stack, group: Group
 ) -> Measured:
-    layers = [one.layer for one in cached]
+    """The outcome of layers of a stack that have maps on the same sides."""
     momenta = dict(zip(stack.layers, stack.parts(stack.memory(MOMENTUM)), strict=True))
     M = torch.cat([momenta[layer] for layer in layers])
-
-    def stacked(maps: Callable[[CachedMaps], dict[str, Tensor]], name: str) -> Tensor | None:
-        if name not in names:
-            return None
-        blocks = [one.layer.per_block(maps(one)[name], side_of(name)) for one in cached]
-        return torch.cat([one for one in blocks if one is not None])
-
-    def fresh(one: CachedMaps) -> dict[str, Tensor]:
-        return {name: P for name, P in new[one.layer].items() if P is not None}
-
-    old, now = ([stacked(maps, name) for name in MAPS] for maps in (lambda one: one.used, fresh))
+    cached, fresh = (
+        _of_all_blocks(layers, [getattr(one, when) for one in compared]) for when in ("old", "new")
+    )
     # What "svd" makes of a null space is arbitrary, and differs between the two.
     polar: PolarMethod = "exact" if group["polar"] == "svd" else group["polar"]
-    found = step_efficiency(M, (old[0], old[1]), (now[0], now[1]), polar_method=polar)
+    found = step_efficiency(M, cached, fresh, polar_method=polar)
     least = torch.stack(
         [
             torch.where(part.isfinite(), part, torch.inf).amin()
@@ -115,6 +118,22 @@ def _measured(
     )
     holds = torch.where(least >= group["refresh_every"].efficiency, HIGH_ENOUGH, TOO_LOW)
     return Measured(layers, torch.where(least.isinf(), NOT_MEASURED, holds))
+
+
+def _of_all_blocks(layers: Sequence[Layer], maps: Sequence[dict[str, Tensor]]) -> Maps:
+    """The left and the right maps of all blocks of these layers; None is the identity."""
+    left, right = (
+        torch.cat(
+            [
+                not_none(layer.per_block(own[name], side_of(name)))
+                for layer, own in zip(layers, maps, strict=True)
+            ]
+        )
+        if name in maps[0]
+        else None
+        for name in MAPS
+    )
+    return left, right
 
 
 def replaced_maps(cached: Sequence[CachedMaps]) -> FreshMap:
