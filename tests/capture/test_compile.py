@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch.nn import functional as F
 
-from gomuon import GeometryWarning, GoMuon, LayerSpec
+from gomuon import Adaptive, GeometryWarning, GoMuon, LayerSpec
 from gomuon.parameters.routing import Routes
 
 CUT = LayerSpec(outputs=4, inputs="diagonal")  # 6 as 2×3
@@ -54,6 +54,7 @@ def run(model: Callable[[Tensor], Tensor], net: Net, optimizer: GoMuon, steps: i
         ("compiled first", {}),
         ("optimizer first", {}),
         ("optimizer first", {"block_size": 3, "specs": {"hidden.weight": CUT}}),
+        ("optimizer first", {"refresh_every": Adaptive(1e-9, most=4)}),
         ("compiled model given", {}),
     ],
 )
