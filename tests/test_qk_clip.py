@@ -4,7 +4,7 @@ import copy
 import math
 import pickle
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -529,7 +529,15 @@ def test_a_model_whose_attention_is_not_seen_is_an_error() -> None:
         pass_and_step(model, torch.randn(3, WIDTH), optimizer)
 
 
-def test_a_compiled_model_is_an_error_and_compiled_parts_without_attention_are_not() -> None:
+@pytest.fixture
+def _fresh_compiler() -> Iterator[None]:
+    torch.compiler.reset()
+    yield
+    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_a_model_that_is_compiled_as_a_whole_is_an_error() -> None:
     torch.manual_seed(0)
     model, x = Separate(), torch.randn(3, LENGTH, WIDTH)
     optimizer = standing(model)
@@ -537,25 +545,33 @@ def test_a_compiled_model_is_an_error_and_compiled_parts_without_attention_are_n
     compiled = torch.compile(model, backend="eager")
     with pytest.raises(RuntimeError, match=r"(?s)saw no attention.*torch\.compile"):
         pass_and_step(compiled, x, optimizer)  # type: ignore[arg-type]
-    torch.compiler.reset()
-    model = Separate()
-    model.out.compile(backend="eager")
-    optimizer, S = standing(model), maxima(model, x)
-    QKClip(optimizer, model, float(S.min()) / 2)
-    pass_and_step(model, x, optimizer)
-    wanted = torch.full_like(S, float(S.min()) / 2)
-    torch.testing.assert_close(maxima(model, x), wanted)
-    torch.compiler.reset()
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+@pytest.mark.parametrize("name", ["rotary", "fused", "torch's"])
+def test_compiled_parts_of_an_eager_model_are_seen(name: str) -> None:
+    model, x = made(name)
+    outer = nn.Sequential(nn.Identity(), model, nn.Linear(WIDTH, WIDTH).to(DOUBLE))
+    model.compile(backend="eager")
+    outer[2].compile(backend="eager")
+    optimizer, S = standing(outer), maxima(model, x)
+    clip = QKClip(optimizer, outer, float(S.min()) / 2)
+    for wanted in (S, torch.full_like(S, float(S.min()) / 2)):
+        pass_and_step(outer, x, optimizer)
+        (found,) = clip.largest_logits().values()
+        torch.testing.assert_close(found, wanted, rtol=1e-12, atol=0)
 
 
 def test_attention_that_is_not_seen_beside_others_is_named() -> None:
-    class CompiledAttention(Fused):
-        pass
+    class HiddenAttention(Fused):
+        """One operation, as a kernel of FlashAttention."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.out(_Hidden.apply(*self.heads(x)).transpose(1, 2).flatten(2))
+            return out
 
     torch.manual_seed(0)
-    hidden = CompiledAttention()
-    hidden.compile(backend="eager")
-    model, x = nn.Sequential(Separate(), hidden), torch.randn(3, LENGTH, WIDTH)
+    model, x = nn.Sequential(Separate(), HiddenAttention()), torch.randn(3, LENGTH, WIDTH)
     optimizer = standing(model)
     clip = QKClip(optimizer, model)
     with pytest.warns(UserWarning, match="saw no attention of '1', so its logits are not clipped"):
@@ -564,7 +580,18 @@ def test_attention_that_is_not_seen_beside_others_is_named() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pass_and_step(model, x, optimizer)  # once
-    torch.compiler.reset()
+
+
+class _Hidden(torch.autograd.Function):
+    """An operation that shows nothing of what is inside."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return query + key + value
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return gradient, gradient, gradient
 
 
 def test_queries_of_zeros_are_told_later() -> None:
