@@ -66,6 +66,35 @@ def test_a_compiled_model_trains_and_says_what_was_not_seen() -> None:
     assert "left_map" not in optimizer.state[model.weight]
 
 
+class Several(nn.Module):
+    """Two products outside of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(6, 6) / 3) for _ in range(2))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = F.linear(x, weight).tanh()
+        return self.head(x)
+
+
+def test_one_cause_is_one_message_that_names_all_weights_and_what_to_do() -> None:
+    model = Several()
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        optimizer = GoMuon(model, routes={"weights.*": "matrix"}, refresh_every=2)
+        compiled = torch.compile(model, backend="eager")
+        for _ in range(3):
+            compiled(torch.randn(8, 6)).square().mean().backward()
+            optimizer.step()
+    told = [str(w.message) for w in given if w.category is GeometryWarning]
+    assert len(told) == 1
+    assert told[0].startswith("nothing was captured for 'weights.0', 'weights.1': functions mult")
+    assert "compile parts of the model" in told[0]
+
+
 def test_a_compiled_part_of_an_eager_model_is_captured_as_if_it_were_eager() -> None:
     """The eager model enters the mode, and torch.compile traces what runs inside of it."""
     model, eager = Outer(), Outer()

@@ -13,16 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from gomuon.capture.attention_scores import SOFTMAX, Scores, followed, scores_of
-from gomuon.capture.forward_mode import (
-    COMPOSED,
-    ForwardHooks,
-    push_mode,
-    remove_mode,
-    without_dispatch,
-)
+from gomuon.capture.forward_mode import CallMode, ForwardHooks, push_mode, remove_mode
 from gomuon.capture.hooks import is_exported
 from gomuon.capture.projections import Projection, Undecided, heads_of, projection_of
 from gomuon.functional.attention_logits import largest_logits
@@ -56,7 +49,7 @@ class AttentionWatch:
         self.known: dict[tuple[Head, ...], ClippedAttention] = {}
         self._names = {id(parameter): name for parameter, name in names.items()}
         self._held = held
-        self._mode = _AttentionMode(self)
+        self._mode = CallMode(self.called)
         self._running = _Running()
         self._hooks = ForwardHooks(self)
 
@@ -99,8 +92,13 @@ class AttentionWatch:
 
     # ---- functions -------------------------------------------------------------------------------
 
-    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> None:
-        """Note what a function of torch has done."""
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a function of torch, and note what it has done."""
+        made = func(*args, **kwargs)
+        self._note(func, args, kwargs, made)
+        return made
+
+    def _note(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], made: Any) -> None:
         running = self._running
         if not self.is_inside or torch._C._are_functorch_transforms_active():
             return
@@ -234,24 +232,3 @@ class AttentionWatch:
     def _recent_names(self) -> str:
         found = [self._names[id(one.weight.parameter)] for one in self._running.recent]
         return ", ".join(map(repr, found[-4:])) or "no linear layer"
-
-
-class _AttentionMode(TorchFunctionMode):
-    """Shows an `AttentionWatch` every function of torch that was called."""
-
-    def __init__(self, watch: AttentionWatch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if torch.compiler.is_compiling():
-            return func(*args, **kwargs)
-        if func in COMPOSED:
-            with self:
-                return without_dispatch(func)(*args, **kwargs)
-        made = func(*args, **kwargs)
-        self._watch.called(func, args, kwargs, made)
-        return made

@@ -1,7 +1,7 @@
 """A function mode that is entered while a model runs forward: hooks that enter and leave it."""
 
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_m
 from gomuon.capture.placed import PlacedHook
 
 # Functions written in Python, whose body has the products.
-COMPOSED = {F.multi_head_attention_forward}
+_COMPOSED = {F.multi_head_attention_forward}
 
 
 class Watch(Protocol):
@@ -78,6 +78,28 @@ class _LeaveHook(PlacedHook):
         self.watch.leave(module)
 
 
+class CallMode(TorchFunctionMode):
+    """Hands every function of torch that is called to `call(func, args, kwargs)`, to run it.
+
+    In a compiled graph it does nothing.
+    """
+
+    def __init__(self, call: Callable[[Any, Sequence[Any], Mapping[str, Any]], Any]) -> None:
+        super().__init__()
+        self._call = call
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            return func(*args, **kwargs)
+        if func in _COMPOSED:
+            with self:
+                return _without_dispatch(func)(*args, **kwargs)
+        return self._call(func, args, kwargs)
+
+
 def push_mode(mode: TorchFunctionMode) -> None:
     """Enter a mode."""
     _push_mode(mode)
@@ -91,7 +113,7 @@ def remove_mode(mode: TorchFunctionMode) -> None:
             _push_mode(other)
 
 
-def without_dispatch(func: Any) -> Callable[..., Any]:
+def _without_dispatch(func: Any) -> Callable[..., Any]:
     """A function of torch without its first check, which would call the mode again."""
     names = {**func.__globals__, "has_torch_function": _never}
     made = types.FunctionType(

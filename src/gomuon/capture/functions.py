@@ -7,20 +7,13 @@ entered.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
-from gomuon.capture.forward_mode import (
-    COMPOSED,
-    ForwardHooks,
-    push_mode,
-    remove_mode,
-    without_dispatch,
-)
+from gomuon.capture.forward_mode import CallMode, ForwardHooks, push_mode, remove_mode
 from gomuon.capture.hooks import is_exported
 from gomuon.capture.products import LabelledProduct, parse_of
 from gomuon.capture.shared_inputs import SharedInputs
@@ -56,7 +49,7 @@ class FunctionWatch:
         self.seen = False
         self.weights: dict[Tensor, WatchedWeight] = {}
         self._shared = shared
-        self._mode = _ProductMode(self)
+        self._mode = CallMode(self.called)
         self._running = _Running()
         self._owners: dict[nn.Module, list[tuple[nn.Module, str, Tensor]]] = {}
         self._hooks = ForwardHooks(self)
@@ -161,9 +154,21 @@ class FunctionWatch:
         if not self.seen:
             return (
                 "the modules around it did not run with gradients, or only in a graph of "
-                "torch.compile, where products outside of linear layers are not seen"
+                "torch.compile, where products outside of linear layers are not seen; compile "
+                "parts of the model, not the whole, to have them captured"
             )
         return "no product with it was seen; an operation may multiply with it inside of itself"
+
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a function of torch; its result, tapped if it is a product to capture."""
+        made = func(*args, **kwargs)
+        if func in VIEWS:
+            view = self.view_of(args[0]) if args else None
+            if view is not None:
+                self.follow(view, func, args, kwargs, made)
+            return made
+        parse = parse_of(func)
+        return made if parse is None else self.multiplied(parse, args, kwargs, made)
 
     # ---- products --------------------------------------------------------------------------------
 
@@ -235,34 +240,6 @@ class FunctionWatch:
         watched.begin_pass()
         self._shared.remember_forward_mask()
         return watched.tapped(use, result, self._shared.mask_now(), self._shared.expect)
-
-
-class _ProductMode(TorchFunctionMode):
-    """Shows a `FunctionWatch` every function of torch that is called."""
-
-    def __init__(self, watch: FunctionWatch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if torch.compiler.is_compiling():
-            return func(*args, **kwargs)
-        watch = self._watch
-        if func in VIEWS:
-            made = func(*args, **kwargs)
-            view = watch.view_of(args[0]) if args else None
-            if view is not None:
-                watch.follow(view, func, args, kwargs, made)
-            return made
-        if func in COMPOSED:
-            with self:
-                return without_dispatch(func)(*args, **kwargs)
-        result = func(*args, **kwargs)
-        parse = parse_of(func)
-        return result if parse is None else watch.multiplied(parse, args, kwargs, result)
 
 
 def _hooks_on_saved_tensors() -> Any:

@@ -176,13 +176,6 @@ class ModelCapture:
         watched = WatchedWeight(parameter, cut, inputs, gradients, phase, sharded, layers=layers)
         capture.watch(watched)
 
-    def why_uncaptured(self, parameter: Tensor) -> str | None:
-        """Why no product with a watched weight was captured; None for layers with hooks."""
-        for capture in self.groups:
-            if parameter in capture.functions.weights:
-                return capture.why_uncaptured(parameter)
-        return None
-
     def _phases(self, index: int, group: Group) -> dict[Tensor, float]:
         """When the layers of a staggered group refresh, as fractions of the interval.
 
