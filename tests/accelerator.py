@@ -210,6 +210,8 @@ def faked() -> Iterator[None]:
         # torch.tensor(…, device=…) then makes a tensor of the host's and copies it, as it does.
         mock.patch.object(FakeTensorMode, "avoid_device_init", True),
         mock.patch.object(FakeTensor, "tolist", read_at_once),
+        # A fake mode serves one thread; a backward pass on two devices would take two.
+        torch.autograd.set_multithreading_enabled(False),
     )
     with contextlib.ExitStack() as entered:
         for context in (*patches, FakeTensorMode(), Answers()):

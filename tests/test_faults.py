@@ -177,14 +177,15 @@ def test_a_finite_gradient_whose_squares_overflow_is_refused(large: float) -> No
 
 
 class Unused(nn.Module):
-    """`bypassed` is used by its weight alone, so no hook of it ever fires."""
+    """`bypassed` is used by its weight alone, in no matrix product, so nothing sees its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.seen, self.bypassed, self.head = nn.Linear(4, 5), nn.Linear(5, 5), nn.Linear(5, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.tanh(self.seen(x)) @ self.bypassed.weight.T)
+        hidden = torch.tanh(self.seen(x)).unsqueeze(-2)
+        return self.head((hidden * self.bypassed.weight).sum(-1))
 
 
 def test_a_layer_never_captured_runs_as_muon_with_one_warning() -> None:
