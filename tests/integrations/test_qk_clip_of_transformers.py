@@ -125,6 +125,40 @@ def test_the_logits_of_every_head_are_clipped(name: str, attention: str) -> None
     torch.testing.assert_close(after, wanted[first].clamp(max=threshold), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("how", ["autocast", "bfloat16"])
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "t5"])
+def test_half_precision_is_clipped_up_to_its_rounding(name: str, attention: str, how: str) -> None:
+    model, batch = made(name, attention), inputs(name)
+    model = model.bfloat16() if how == "bfloat16" else model
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast")
+    with autocast:
+        first, S = next(iter(recorded(model, batch).items()))
+    threshold = float(S.float().median())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    QKClip(optimizer, model, threshold)
+    with autocast:
+        model(**batch).loss.backward()
+    optimizer.step()
+    with autocast:
+        after = recorded(model, batch)[first]
+    wanted = S.float().clamp(max=threshold)
+    torch.testing.assert_close(after.float(), wanted, rtol=2e-2, atol=1e-3)
+    assert bool((after < S).any())
+
+
+@pytest.mark.parametrize("how", ["autocast", "bfloat16"])
+def test_normalised_queries_are_told_from_rounding(how: str) -> None:
+    transformers.set_seed(0)
+    config = transformers.Qwen3Config(**SMALL, **GROUPED, head_dim=8)
+    model = transformers.Qwen3ForCausalLM(config)
+    model = model.bfloat16() if how == "bfloat16" else model
+    QKClip(GoMuon(model), model)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast")
+    with autocast, pytest.raises(ValueError, match="normalised"):
+        model(**inputs("qwen3"))
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
 def test_normalised_queries_and_keys_are_an_error_that_says_why(attention: str) -> None:
     transformers.set_seed(0)
@@ -155,7 +189,8 @@ def test_adapters_beside_frozen_projections_are_an_error_once_they_add_something
     optimizer = GoMuon(model, lr=0.1)
     QKClip(optimizer, model)
     model(**inputs("llama")).loss.backward()
-    optimizer.step()
+    with pytest.warns(UserWarning, match=r"saw no attention of 'base_model.*layers\.0"):
+        optimizer.step()
     with pytest.raises(ValueError, match="adapters"):
         model(**inputs("llama"))
 

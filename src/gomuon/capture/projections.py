@@ -119,7 +119,8 @@ def _heads_of(states: Tensor, projections: Sequence[Projection]) -> tuple[int, l
     found: list[tuple[int, Tensor]] = []  # [heads, blocks] that fit, by projection
     for number, projection in enumerate(projections):
         for lengths in _lengths_of(projection.output.detach(), states):
-            found.append((number, _proportional(wanted, lengths, states.dtype)))
+            rounding = max(torch.finfo(x.dtype).eps for x in (states, projection.output))
+            found.append((number, _proportional(wanted, lengths, rounding)))
     if sum((fits.sum(1) for _, fits in found), torch.zeros(())).gt(1).any():
         raise Undecided
     for number, fits in found:
@@ -151,12 +152,12 @@ def _lengths_of(output: Tensor, states: Tensor) -> Iterator[Tensor]:
         yield lengths.unflatten(0, (length, -1)).transpose(0, 1).flatten(0, 1)
 
 
-def _proportional(heads: Tensor, blocks: Tensor, dtype: torch.dtype) -> Tensor:
+def _proportional(heads: Tensor, blocks: Tensor, rounding: float) -> Tensor:
     """[heads, blocks]: whether the lengths of a head and of a block are proportional."""
     step = max(1, len(heads) // _SAMPLED)
     of_heads, of_blocks = heads[::step, :, None], blocks[::step, None, :]
     ratios = torch.where((of_heads == 0) & (of_blocks == 0), torch.nan, of_heads / of_blocks)
     middle = ratios.nanmedian(0).values
     deviation = (ratios / middle - 1).abs().nan_to_num(0.0, torch.inf).amax(0)
-    tolerance = 2e-2 if torch.finfo(dtype).eps > 1e-4 else 1e-3
+    tolerance = max(1e-3, 2 * rounding)  # 1.6e-2 in bfloat16
     return (deviation <= tolerance) & middle.isfinite() & (middle > 0)
