@@ -507,7 +507,7 @@ class Computed(Fused):
     [
         (Normalised, "its queries are not the outputs of one linear layer.*normalised"),
         (Adapted, "its queries are not the outputs of one linear layer.*adapters"),
-        (Capped, "'tanh' changes them before the softmax"),
+        (Capped, "logits of the attention of 'qkv.weight': 'tanh' changes them before"),
         (Computed, "'qkv.weight'.*the bias of its layer is computed"),
     ],
 )

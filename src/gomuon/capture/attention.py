@@ -164,9 +164,10 @@ class AttentionWatch:
             return
         if scores.lost:
             raise ValueError(
-                f"QK-clip cannot follow the logits of {self._recent_names()}: {scores.lost!r} "
-                "changes them before the softmax. Use F.scaled_dot_product_attention (in "
-                'Transformers attn_implementation="sdpa"), or train without QKClip'
+                "QK-clip cannot follow the logits of the attention of "
+                f"{self._names[id(attention.weights[0])]!r}: {scores.lost!r} changes them before "
+                "the softmax. Where a tanh caps them, as in Gemma 2, they are bounded already: "
+                "train without QKClip. Otherwise use F.scaled_dot_product_attention"
             )
         heads = len(attention.query)
         if query.ndim == 3:  # examples and heads are one dimension
