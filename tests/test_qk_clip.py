@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from gomuon import GoMuon, LayerSpec, QKClip
 
 WIDTH, D, LENGTH = 16, 4, 6
+GRAPHS = "aot_eager"  # the backend "eager" runs a graph's functions one by one, which shows them
 DOUBLE = torch.float64
 
 
@@ -542,18 +543,62 @@ def test_a_model_that_is_compiled_as_a_whole_is_an_error() -> None:
     model, x = Separate(), torch.randn(3, LENGTH, WIDTH)
     optimizer = standing(model)
     QKClip(optimizer, model)
-    compiled = torch.compile(model, backend="eager")
+    compiled = torch.compile(model, backend=GRAPHS)
     with pytest.raises(RuntimeError, match=r"(?s)saw no attention.*torch\.compile"):
         pass_and_step(compiled, x, optimizer)  # type: ignore[arg-type]
 
 
+class PlainAttention(Separate):
+    """Of operations that go into one graph."""
+
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value = (
+            layer(x).view(*x.shape[:2], 4, D).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        return query, key, value
+
+
 @pytest.mark.usefixtures("_fresh_compiler")
-@pytest.mark.parametrize("name", ["rotary", "fused", "torch's"])
-def test_compiled_parts_of_an_eager_model_are_seen(name: str) -> None:
-    model, x = made(name)
-    outer = nn.Sequential(nn.Identity(), model, nn.Linear(WIDTH, WIDTH).to(DOUBLE))
-    model.compile(backend="eager")
-    outer[2].compile(backend="eager")
+def test_compiled_parts_with_attention_are_an_error() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(PlainAttention(), PlainAttention()), torch.randn(3, LENGTH, WIDTH)
+    for part in model:
+        part.compile(backend=GRAPHS, fullgraph=True)
+    optimizer = standing(model)
+    QKClip(optimizer, model)
+    with pytest.raises(RuntimeError, match=r"(?s)saw no attention.*torch\.compile"):
+        pass_and_step(model, x, optimizer)
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_a_compiled_part_beside_eager_attention_is_named() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Sequential(PlainAttention(), PlainAttention()), torch.randn(3, LENGTH, WIDTH)
+    model[1].compile(backend=GRAPHS, fullgraph=True)
+    optimizer = standing(model)
+    clip = QKClip(optimizer, model)
+    with pytest.warns(UserWarning, match="saw no attention of '1', so its logits are not clipped"):
+        pass_and_step(model, x, optimizer)
+    assert list(clip.largest_logits()) == ["0.query.weight"]
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_projections_in_a_graph_and_attention_outside_are_an_error() -> None:
+    torch.manual_seed(0)
+    model = PlainAttention()
+    model.heads = torch.compile(model.heads, backend=GRAPHS)  # type: ignore[method-assign]
+    QKClip(standing(model), model)
+    with pytest.raises(ValueError, match=r"(?s)near no linear layer.*graphs of torch\.compile"):
+        model(torch.randn(3, LENGTH, WIDTH))
+
+
+@pytest.mark.usefixtures("_fresh_compiler")
+def test_compiled_parts_without_attention_change_nothing() -> None:
+    model, x = made("rotary")
+    mlp = nn.Sequential(nn.Linear(WIDTH, 24), nn.ReLU(), nn.Linear(24, WIDTH)).to(DOUBLE)
+    outer = nn.Sequential(nn.Identity(), model, mlp)
+    mlp.compile(backend=GRAPHS, fullgraph=True)
     optimizer, S = standing(outer), maxima(model, x)
     clip = QKClip(optimizer, outer, float(S.min()) / 2)
     for wanted in (S, torch.full_like(S, float(S.min()) / 2)):

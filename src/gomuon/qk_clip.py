@@ -22,9 +22,9 @@ from gomuon.parameters.sharding import is_sharded
 _UNSEEN = (
     "QK-clip saw no attention in the forward passes before this step, so no logit was clipped. It "
     "sees F.scaled_dot_product_attention and products of queries and keys that reach a softmax. It "
-    "does not see into a model that torch.compile compiles as a whole, FlashAttention's own "
-    'functions and flex_attention: in Transformers pass attn_implementation="sdpa", and compile '
-    "parts of the model, or train without QKClip"
+    "does not see into graphs of torch.compile, FlashAttention's own functions and flex_attention: "
+    'in Transformers pass attn_implementation="sdpa", and compile parts of the model without '
+    "attention, or train without QKClip"
 )
 
 
@@ -155,7 +155,7 @@ class QKClip:
         if unseen:
             warnings.warn(
                 f"QK-clip saw no attention of {', '.join(map(repr, unseen))}, so its logits are "
-                "not clipped; it does not see into FlashAttention's own functions, for example",
+                "not clipped; it does not see into compiled graphs and FlashAttention's functions",
                 stacklevel=2,
             )
 

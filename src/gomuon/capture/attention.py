@@ -192,7 +192,7 @@ class AttentionWatch:
         recent = list(self._running.recent)
         of_query, of_key = heads_of(query, recent), heads_of(key, recent)
         if of_query is None or of_key is None:
-            if not any(self.trains(one.weight.parameter) for one in recent):
+            if recent and not any(self.trains(one.weight.parameter) for one in recent):
                 return None
             which = "queries" if of_query is None else "keys"
             raise ValueError(
@@ -200,8 +200,8 @@ class AttentionWatch:
                 "not the outputs of one linear layer up to a rotation. If they are normalised "
                 "after their projection, as in Qwen3, rescaling weights would change no logit, and "
                 "QK-clip is not needed: train without QKClip. Neither can it rescale layers with "
-                "adapters, several projections that are joined (as in DeepSeek's attention), and "
-                "keys from a cache"
+                "adapters, several projections that are joined (as in DeepSeek's attention), keys "
+                "from a cache, and layers in graphs of torch.compile"
             )
         self._used(max(of_query[0], of_key[0]))
         heads, keys = of_query[1], of_key[1]

@@ -154,10 +154,13 @@ class FunctionWatch:
         if not self.seen:
             return (
                 "the modules around it did not run with gradients, or only in a graph of "
-                "torch.compile, where products outside of linear layers are not seen; compile "
-                "parts of the model, not the whole, to have them captured"
+                "torch.compile, where products outside of linear layers are not seen; leave it out "
+                "of what is compiled to have it captured"
             )
-        return "no product with it was seen; an operation may multiply with it inside of itself"
+        return (
+            "no product with it was seen; an operation may multiply with it inside of itself, or a "
+            "graph of torch.compile; leave it out of what is compiled to have it captured"
+        )
 
     def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         """Run a function of torch; its result, tapped if it is a product to capture."""
