@@ -54,6 +54,12 @@ def test_one_factor_on_all_gradients_changes_no_bit_of_a_matrix(name: str) -> No
     assert equal(plain, scaled)
 
 
+def test_malt_changes_by_rounding_alone() -> None:
+    plain, _ = trained(gomuon.MALT, [1.0] * STEPS, **STILL)
+    scaled, _ = trained(gomuon.MALT, [1 / 8] * STEPS, **STILL)
+    torch.testing.assert_close(plain, scaled, rtol=1e-12, atol=1e-14)
+
+
 def test_a_single_clipped_step_weighs_less_in_the_momentum() -> None:
     factors = [1.0, 1.0, 1.0, 1 / 8, 1.0, 1.0]
     plain, _ = trained(GoMuon, [1.0] * STEPS, **STILL)
