@@ -97,6 +97,31 @@ class Interleaved(Fused):
         return out
 
 
+class Broadcast(Separate):
+    """One key head for all, written out: `matmul` repeats it."""
+
+    def __init__(self) -> None:
+        super().__init__(1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.heads(x)
+        scores = causal(query @ key.mT / math.sqrt(D))
+        out: Tensor = self.out((scores.softmax(-1) @ value).transpose(1, 2).flatten(2))
+        return out
+
+
+class Biased(Fused):
+    """A bias of positions is added in the product, as in Bloom; examples and heads are one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (states.flatten(0, 1) for states in self.heads(x))
+        bias = torch.arange(x.shape[1], dtype=x.dtype).expand(len(query), 1, -1)
+        scores = bias.baddbmm(batch1=query, batch2=key.mT, beta=1.0, alpha=1 / math.sqrt(D))
+        mixed = causal(scores).softmax(-1) @ value
+        out: Tensor = self.out(mixed.unflatten(0, (len(x), 4)).transpose(1, 2).flatten(2))
+        return out
+
+
 class Stacked(Fused):
     """The three weights are a stack, used without a module."""
 
@@ -143,6 +168,8 @@ MODULES: dict[str, Callable[[], nn.Module]] = {
     "one key head": lambda: Separate(1),
     "fused": Fused,
     "interleaved": Interleaved,
+    "one key head, written out": Broadcast,
+    "biased": Biased,
     "stacked": Stacked,
     "torch's": Torchs,
     "torch's, with weights": lambda: Torchs(need_weights=True),

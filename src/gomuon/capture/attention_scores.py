@@ -26,7 +26,7 @@ _ADDED = _named(
     "masked_fill", "masked_fill_", "where",
 )  # fmt: skip
 _KEPT = VIEWS | _named("detach") - {_T.__getitem__}
-_WITH_FACTOR = _named("baddbmm", "addmm")
+_WITH_FACTOR = _named("baddbmm")
 
 
 @dataclass(frozen=True)
@@ -55,27 +55,33 @@ def scores_of(
         return None
     if not result.requires_grad:
         return None
-    factor = kwargs.get("alpha", 1) if func in _WITH_FACTOR else 1
-    product = parse(args, {k: v for k, v in kwargs.items() if k not in ("alpha", "beta")})
-    if product is None or product.ends is not None:
+    factor = 1.0
+    if func in _WITH_FACTOR:
+        names = ("input", "batch1", "batch2")[len(args) :]
+        args = [*args, *(kwargs[name] for name in names if name in kwargs)]
+        factor, kwargs = float(kwargs.get("alpha", 1)), {}
+    product = parse(args, kwargs)
+    if product is None or product.ends is not None or len(product.labels) < 3:
         return None
-    left, right, made = product.left_labels, product.right_labels, product.labels
-    summed = [label for label in left if label in right and label not in made]
-    rows = [label for label in left if label in made and label not in right]
-    columns = [label for label in right if label in made and label not in left]
-    batch = [label for label in made if label in left and label in right]
-    sizes = len(summed), len(rows), len(columns)
-    if sizes != (1, 1, 1) or not batch or made[-1] != columns[0]:
+    left, right = product.left_labels, product.right_labels
+    *batch, row, column = product.labels
+    summed = [label for label in left if label in right and label not in product.labels]
+    if len(summed) != 1 or row in right or column in left:
         return None
-    query = _ordered(product.left, left, [*batch, rows[0], summed[0]])
-    key = _ordered(product.right, right, [*batch, columns[0], summed[0]])
-    return None if query is None or key is None else Scores(query, key, float(factor))
+    query = _ordered(product.left, left, [*batch, row, *summed])
+    key = _ordered(product.right, right, [*batch, column, *summed])
+    return None if query is None or key is None else Scores(query, key, factor)
 
 
 def _ordered(tensor: Tensor, labels: Sequence[Any], wanted: Sequence[Any]) -> Tensor | None:
-    if set(labels) != set(wanted):
+    """The tensor with its dimensions in this order; one of length one may stand for any other."""
+    places = {label: place for place, label in enumerate(labels) if label in wanted}
+    alone = [place for place, label in enumerate(labels) if label not in wanted]
+    missing = [label for label in wanted if label not in places]
+    if len(missing) != len(alone) or any(tensor.shape[place] != 1 for place in alone):
         return None
-    return tensor.detach().permute([labels.index(label) for label in wanted])
+    places |= dict(zip(missing, alone, strict=True))
+    return tensor.detach().permute([places[label] for label in wanted])
 
 
 def followed(scores: Scores, func: Any, args: Sequence[Any], result: Tensor) -> Scores | None:
