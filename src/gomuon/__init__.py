@@ -31,6 +31,7 @@ from gomuon.methods.halfspace import Halfspace as Halfspace
 from gomuon.recipes.registry import METHODS as _METHODS
 from gomuon.optimizer import MatrixOptimizer as MatrixOptimizer
 from gomuon.parameters.specs import LayerSpec as LayerSpec
+from gomuon.qk_clip import QKClip as QKClip
 
 __version__ = "0.1.0"
 
@@ -41,6 +42,7 @@ __all__ = [
     "LayerSpec",
     "MatrixOptimizer",
     "NonFiniteGradientError",
+    "QKClip",
     "RankError",
     "functional",
     *_METHODS,

@@ -51,13 +51,6 @@ class Reports:
         layers = ", ".join(map(repr, names))
         self.warn_once(f"nothing was captured for {layers}{since}: {why}. {uses}", key=why)
 
-    def product_not_captured(self, name: str, cause: str) -> None:
-        """Warn that no product with a weight was captured, although it was due to be."""
-        self.warn_once(
-            f"nothing was captured for {name!r}, which functions multiply with: {cause}. It "
-            "uses identity maps, like Muon"
-        )
-
     def without_model(self, method: str) -> None:
         """Warn that a method that captures was given parameters instead of a model."""
         self.warn_once(

@@ -240,23 +240,17 @@ class Step:
     ) -> None:
         """Warn of layers that have no geometry although it was their turn, or only an old one."""
         missing: dict[tuple[str, bool], list[str]] = {}
-        products: dict[str, str] = {}
         for layer in layers:
             has_maps = bool(_GEOMETRY & layer.state.keys())
             # An expert without rows is no reason to warn, but its gradient may be there, as zeros.
             due = not has_maps or (layer.missed == MISSED and bool(layer.gradients.any()))
             if due and any(capture.sides_of(layer.parameter, group)):
-                if (cause := capture.why_uncaptured(layer.parameter)) is not None:
-                    products[layer.name] = cause
-                else:
-                    key = capture.why_missed(layer.parameter), has_maps
-                    missing.setdefault(key, []).append(layer.name)
+                why = capture.why_missed(layer.parameter)
+                missing.setdefault((why, has_maps), []).append(layer.name)
         if not float(group["lr"]):
             return
         for (why, has_maps), names in missing.items():
             self.reports.nothing_captured(names, why, MISSED if has_maps else 0)
-        for name, cause in products.items():
-            self.reports.product_not_captured(name, cause)
 
     def update(self, present: Participants, group: Group, team: Team) -> None:
         """Move the weights, layers of one shape at a time, stacked [b, m, n]."""

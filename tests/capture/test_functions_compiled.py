@@ -31,7 +31,8 @@ class Outer(nn.Module):
         super().__init__()
         self.part = Parts()
         self.weight = nn.Parameter(torch.randn(6, 6) / 3)
-        self.compiled = torch.compile(self.part, backend="eager")
+        # Not the backend "eager": it runs a graph's functions one by one, where they are seen.
+        self.compiled = torch.compile(self.part, backend="aot_eager")
 
     def forward(self, x: Tensor) -> Tensor:
         return self.compiled(F.linear(x, self.weight).tanh())
@@ -66,14 +67,53 @@ def test_a_compiled_model_trains_and_says_what_was_not_seen() -> None:
     assert "left_map" not in optimizer.state[model.weight]
 
 
-def test_a_compiled_part_of_an_eager_model_is_captured_as_if_it_were_eager() -> None:
-    """The eager model enters the mode, and torch.compile traces what runs inside of it."""
-    model, eager = Outer(), Outer()
-    eager.compiled = eager.part
+class Several(nn.Module):
+    """Two products outside of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(nn.Parameter(torch.randn(6, 6) / 3) for _ in range(2))
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for weight in self.weights:
+            x = F.linear(x, weight).tanh()
+        return self.head(x)
+
+
+def test_one_cause_is_one_message_that_names_all_weights_and_what_to_do() -> None:
+    model = Several()
+    with warnings.catch_warnings(record=True) as given:
+        warnings.simplefilter("always")
+        optimizer = GoMuon(model, routes={"weights.*": "matrix"}, refresh_every=2)
+        compiled = torch.compile(model, backend="eager")
+        for _ in range(3):
+            compiled(torch.randn(8, 6)).square().mean().backward()
+            optimizer.step()
+    told = [str(w.message) for w in given if w.category is GeometryWarning]
+    assert len(told) == 1
+    assert told[0].startswith("nothing was captured for 'weights.0', 'weights.1': functions mult")
+    assert "leave it out of what is compiled" in told[0]
+
+
+def test_products_in_the_eager_part_of_a_model_are_captured_and_others_named() -> None:
+    """The eager model enters the mode, and torch.compile runs a graph inside of it."""
+    model = Outer()
     optimizer, messages = steps(model, model)
-    other, _ = steps(eager, eager)
-    assert messages == []
-    for own, same in ((model.weight, eager.weight), (model.part.weight, eager.part.weight)):
-        for entry in ("left_factor", "left_map", "right_map"):
-            expected = other.state[same][entry]
-            torch.testing.assert_close(optimizer.state[own][entry], expected, rtol=1e-6, atol=1e-9)
+    assert len(messages) == 1
+    assert "captured for 'part.weight'" in messages[0]
+    assert "a graph of torch.compile; leave it out of what is compiled" in messages[0]
+    assert "left_map" not in optimizer.state[model.part.weight]
+    for layer in (model.part.layer.weight, model.weight):
+        assert "left_map" in optimizer.state[layer]
+
+
+def test_the_products_outside_of_the_graph_are_those_of_the_eager_model() -> None:
+    model, eager = Outer(), Outer()
+    eager.weight.data.copy_(model.weight.data)
+    eager.compiled = eager.part
+    found = []
+    for one in (model, eager):
+        optimizer, _ = steps(one, one, count=1)
+        found.append([optimizer.state[one.weight][key] for key in ("left_factor", "right_map")])
+    torch.testing.assert_close(*found, rtol=1e-6, atol=1e-9)

@@ -13,7 +13,8 @@ def test_what_groups_share_is_said_once() -> None:
     text = str(optimizer)
     for key in ("momentum", "shrinkage", "polar", "refresh_every"):
         assert text.count(f"    {key}: ") == 1, key
-    assert text.count("    alpha: ") == len(optimizer.param_groups) == 3
+    assert text.count("    alpha: ") == 2  # that of most groups, and the other
+    assert text.count("    adamw: ") == 1
     assert "Parameter Group 0: matrix, 1 parameter\n" in text
     assert "Parameter Group 1: adamw, 4 parameters\n" in text
     first, second, third = text.split("Parameter Group ")[1:]
@@ -30,5 +31,5 @@ def test_values_that_cannot_be_compared_are_said_for_each_group() -> None:
     vectors = [{"params": [], "treatment": "adamw", "own": torch.zeros(3)} for _ in range(2)]
     assert described_groups(vectors).count("own: ") == 2
     alone = GoMuon(nn.Sequential(nn.Linear(3, 3, bias=False)))
-    assert "Settings of all groups" not in str(alone)
+    assert "Settings, where" not in str(alone)
     assert str(alone).count("    momentum: ") == 1

@@ -89,10 +89,30 @@ def test_a_group_may_have_a_treatment_and_overrides_apply() -> None:
     assert found["4.weight"] == ("matrix", 0.5, 0.0)
     assert found["2.weight"] == ("matrix", 0.01, 0.0)
     assert found["2.bias"] == ("adamw", 1.5e-3, 0.0)
+    table = {row.name: (row.treatment, row.reason) for row in optimizer.routing_table()}
+    assert table["4.weight"] == ("matrix", "set by its group")
+    assert table["2.weight"] == ("matrix", "linear layer")
     signs = Scion(mlp_ := mlp(3, 4, 4, 2), head_radius=7.0)
     same = Scion([{"params": mlp_.parameters()}], model=mlp_, head_radius=7.0)
     assert rows(signs) == rows(same)
     assert [group["radius"] for group in same.param_groups] == [1.0, 1.0, 7.0]
+
+
+@pytest.mark.parametrize(
+    ("treatment", "weight", "bias"),
+    [("adamw", "adamw", "adamw"), ("matrix", "matrix", "matrix"), ("auto", "matrix", "adamw")],
+)
+@pytest.mark.filterwarnings("ignore:only 0 % of the weights")
+def test_the_table_shows_the_treatment_that_a_group_sets(
+    treatment: str, weight: str, bias: str
+) -> None:
+    model = mlp(3, 4, 2)
+    optimizer = GoMuon([{"params": model.parameters(), "treatment": treatment}], model=model)
+    table = {row.name: row.treatment for row in optimizer.routing_table()}
+    for name in ("0", "2"):  # by the rules of a model the last layer is a head
+        assert (table[f"{name}.weight"], table[f"{name}.bias"]) == (weight, bias)
+    with pytest.raises(ValueError, match="treatment must be"):
+        GoMuon([{"params": model.parameters(), "treatment": "muon"}], model=model)
 
 
 @pytest.mark.parametrize(

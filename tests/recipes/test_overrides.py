@@ -210,7 +210,7 @@ def test_schedules_and_checkpoints() -> None:
     half, state = run(range(3))
     resumed, _ = run(range(3, 6), state, half)
     assert all(map(torch.equal, whole.parameters(), resumed.parameters()))
-    with pytest.raises(ValueError, match="group"):
+    with pytest.raises(ValueError, match="make it with the groups and overrides of the one that"):
         GoMuon(Deep()).load_state_dict(state["optimizer"])
 
 

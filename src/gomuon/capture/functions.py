@@ -7,17 +7,14 @@ entered.
 """
 
 import threading
-import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode, _len_torch_function_stack, _pop_mode, _push_mode
 
+from gomuon.capture.forward_mode import CallMode, ForwardHooks, push_mode, remove_mode
 from gomuon.capture.hooks import is_exported
-from gomuon.capture.placed import PlacedHook
 from gomuon.capture.products import LabelledProduct, parse_of
 from gomuon.capture.shared_inputs import SharedInputs
 from gomuon.capture.uses import NotLinear, use_of
@@ -25,8 +22,6 @@ from gomuon.capture.views import VIEWS, View, views_of, whole_view
 from gomuon.capture.watched import WatchedWeight
 from gomuon.parameters.sharding import is_sharded
 
-# Functions written in Python, whose body has the products.
-_COMPOSED = {F.multi_head_attention_forward}
 _UNKNOWN = "it is of a kind that is not known"
 _CHECKPOINTED = "it is in a checkpointed function that is no module"
 
@@ -54,10 +49,10 @@ class FunctionWatch:
         self.seen = False
         self.weights: dict[Tensor, WatchedWeight] = {}
         self._shared = shared
-        self._mode = _ProductMode(self)
+        self._mode = CallMode(self.called)
         self._running = _Running()
         self._owners: dict[nn.Module, list[tuple[nn.Module, str, Tensor]]] = {}
-        self._hooks: tuple[_EnterHook, _LeaveHook] | None = None
+        self._hooks = ForwardHooks(self)
 
     # ---- hooks on modules ------------------------------------------------------------------------
 
@@ -77,18 +72,10 @@ class FunctionWatch:
                 # A parent may use its child's weight without calling the child.
                 for user in above[:2]:
                     self._owners.setdefault(user, []).append(owner)
-        if not around:
-            return
-        self._hooks = _EnterHook(self), _LeaveHook(self)
-        enter, leave = self._hooks
-        for module in around:
-            enter.handles.append(module.register_forward_pre_hook(enter))
-            leave.handles.append(module.register_forward_hook(leave, always_call=True))
+        self._hooks.place(around)
 
     def remove_hooks(self) -> None:
-        for hook in self._hooks or ():
-            hook.remove()
-        self._hooks = None
+        self._hooks.remove()
         self._owners.clear()
 
     def remove(self) -> None:
@@ -115,7 +102,7 @@ class FunctionWatch:
         self.seen |= torch.is_grad_enabled()
         if not running.modules:
             self.entered += 1
-            _push_mode(self._mode)
+            push_mode(self._mode)
             for owners in self._owners.values():
                 self._learn(owners)
         else:
@@ -149,7 +136,7 @@ class FunctionWatch:
         running = self._running
         running.modules.clear()
         running.known.clear()
-        _remove_mode(self._mode)
+        remove_mode(self._mode)
 
     def why_uncaptured(self, parameter: Tensor) -> str:
         """Why no product with a weight was captured in this step, and what to do."""
@@ -167,9 +154,24 @@ class FunctionWatch:
         if not self.seen:
             return (
                 "the modules around it did not run with gradients, or only in a graph of "
-                "torch.compile, where products outside of linear layers are not seen"
+                "torch.compile, where products outside of linear layers are not seen; leave it out "
+                "of what is compiled to have it captured"
             )
-        return "no product with it was seen; an operation may multiply with it inside of itself"
+        return (
+            "no product with it was seen; an operation may multiply with it inside of itself, or a "
+            "graph of torch.compile; leave it out of what is compiled to have it captured"
+        )
+
+    def called(self, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Run a function of torch; its result, tapped if it is a product to capture."""
+        made = func(*args, **kwargs)
+        if func in VIEWS:
+            view = self.view_of(args[0]) if args else None
+            if view is not None:
+                self.follow(view, func, args, kwargs, made)
+            return made
+        parse = parse_of(func)
+        return made if parse is None else self.multiplied(parse, args, kwargs, made)
 
     # ---- products --------------------------------------------------------------------------------
 
@@ -243,74 +245,6 @@ class FunctionWatch:
         return watched.tapped(use, result, self._shared.mask_now(), self._shared.expect)
 
 
-class _ProductMode(TorchFunctionMode):
-    """Shows a `FunctionWatch` every function of torch that is called."""
-
-    def __init__(self, watch: FunctionWatch) -> None:
-        super().__init__()
-        self._watch = watch
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if torch.compiler.is_compiling():
-            return func(*args, **kwargs)
-        watch = self._watch
-        if func in VIEWS:
-            made = func(*args, **kwargs)
-            view = watch.view_of(args[0]) if args else None
-            if view is not None:
-                watch.follow(view, func, args, kwargs, made)
-            return made
-        if func in _COMPOSED:
-            with self:
-                return _without_dispatch(func)(*args, **kwargs)
-        result = func(*args, **kwargs)
-        parse = parse_of(func)
-        return result if parse is None else watch.multiplied(parse, args, kwargs, result)
-
-
-class _EnterHook(PlacedHook):
-    """A forward pre-hook. On a reuse step, and in a compiled graph, it returns at once."""
-
-    def __init__(self, watch: FunctionWatch) -> None:
-        super().__init__()
-        self.watch = watch
-
-    def __call__(self, module: nn.Module, args: Any) -> None:
-        if torch.compiler.is_compiling() or not self.watch.open:
-            return
-        self.watch.enter(module)
-
-
-class _LeaveHook(PlacedHook):
-    """The forward hook that belongs to it."""
-
-    def __init__(self, watch: FunctionWatch) -> None:
-        super().__init__()
-        self.watch = watch
-
-    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not self.watch.is_inside:
-            return
-        self.watch.leave(module)
-
-
-def _never(_: Any) -> bool:
-    return False
-
-
-def _without_dispatch(func: Any) -> Callable[..., Any]:
-    """A function of torch without its first check, which would call the mode again."""
-    names = {**func.__globals__, "has_torch_function": _never}
-    made = types.FunctionType(
-        func.__code__, names, func.__name__, func.__defaults__, func.__closure__
-    )
-    made.__kwdefaults__ = func.__kwdefaults__
-    return made
-
-
 def _hooks_on_saved_tensors() -> Any:
     """The innermost function that packs tensors which autograd saves; None if there is none."""
     hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
@@ -319,11 +253,3 @@ def _hooks_on_saved_tensors() -> Any:
 
 def _are_of_checkpoint(pack: Any) -> bool:
     return getattr(pack, "__module__", None) == "torch.utils.checkpoint"
-
-
-def _remove_mode(mode: TorchFunctionMode) -> None:
-    """Take a mode off torch's stack, wherever it is, as often as it is there."""
-    kept = [_pop_mode() for _ in range(_len_torch_function_stack())]
-    for other in reversed(kept):
-        if other is not mode:
-            _push_mode(other)

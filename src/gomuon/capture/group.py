@@ -122,13 +122,11 @@ class GroupCapture:
 
     def why_missed(self, parameter: Tensor) -> str:
         """Why nothing was captured for this parameter in this step."""
-        return cause_of(parameter, self._hooks.get(parameter, ()))
-
-    def why_uncaptured(self, parameter: Tensor) -> str | None:
-        """The same for products with a watched weight; None if its layers have more to say."""
-        if parameter in self._hooks and self._watched[parameter].problem is None:
-            return None
-        return self.functions.why_uncaptured(parameter)
+        hooks = self._hooks.get(parameter, ())
+        watched = self._watched.get(parameter)
+        if watched is None or (hooks and watched.problem is None):
+            return cause_of(parameter, hooks)  # its layers have more to say
+        return f"functions multiply with it, and {self.functions.why_uncaptured(parameter)}"
 
     # ---- sums that are sent away during the backward pass ----------------------------------------
 

@@ -185,13 +185,6 @@ class ModelCapture:
         watched = WatchedWeight(parameter, cut, inputs, gradients, phase, sharded, layers=layers)
         capture.watch(watched)
 
-    def why_uncaptured(self, parameter: Tensor) -> str | None:
-        """Why no product with a watched weight was captured; None for layers with hooks."""
-        for capture in self.groups:
-            if parameter in capture.functions.weights:
-                return capture.why_uncaptured(parameter)
-        return None
-
     def _refreshed_together(self, index: int, group: Group) -> list[list[Layer]]:
         """The matrices of a group: those that ranks share, and those that only this rank has.
 

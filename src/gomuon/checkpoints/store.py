@@ -75,7 +75,7 @@ class Store:
         if len(saved_groups) != len(groups):
             raise ValueError(
                 f"the checkpoint has {len(saved_groups)} parameter groups, the optimizer has "
-                f"{len(groups)}"
+                f"{len(groups)}; make it with the groups and overrides of the one that was saved"
             )
         fitting = [
             fitted_group(index, group, saved, self.recipe)

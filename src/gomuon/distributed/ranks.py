@@ -64,6 +64,11 @@ class Ranks:
         with explained_failure():
             dist.all_reduce(value, group=self.group)
 
+    def largest_in_place(self, value: Tensor) -> None:
+        """Replace each rank's value by the largest over all ranks."""
+        with explained_failure():
+            dist.all_reduce(value, op=dist.ReduceOp.MAX, group=self.group)
+
     def gather_objects(self, mine: object) -> list[object]:
         """The objects of all ranks, by rank. Slow: only for small objects and rare calls."""
         everyone: list[object] = [None] * self.size

@@ -1,6 +1,6 @@
-"""An optimizer's parameter groups in words: what all of them share is said once."""
+"""An optimizer's parameter groups in words: what most of them share is said once."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 Group = Mapping[str, Any]
@@ -8,30 +8,35 @@ _LISTED_APART = ("params", "param_names", "treatment")
 
 
 def described_groups(groups: Sequence[Group]) -> str:
-    """The settings of all groups, then of each group what it does not share with all others."""
-    shared = _shared(groups) if len(groups) > 1 else []
+    """The settings that most groups have, then of each group what is different in it."""
+    usual = dict(_usual(groups)) if len(groups) > 1 else {}
     lines = []
-    if shared:
-        lines += ["Settings of all groups", *_settings(groups[0], shared)]
+    if usual:
+        lines += ["Settings, where a group has no other", *_settings(usual)]
     for index, group in enumerate(groups):
         count = len(group["params"])
         tensors = f"{count} parameter{'' if count == 1 else 's'}"
         lines.append(f"Parameter Group {index}: {group['treatment']}, {tensors}")
-        lines += _settings(group, [key for key in sorted(group) if key not in shared])
+        other = {k: v for k, v in group.items() if k not in usual or not _is_same(v, usual[k])}
+        lines += _settings(other)
     return "\n".join(lines)
 
 
-def _shared(groups: Sequence[Group]) -> list[str]:
-    first, *others = groups
-    return [
-        key
-        for key in sorted(first)
-        if all(key in other and _is_same(first[key], other[key]) for other in others)
-    ]
+def _usual(groups: Sequence[Group]) -> Iterator[tuple[str, Any]]:
+    """The settings of all groups with the value that most of them have, if two have one.
+
+    The rate only if all have it, because it is what one looks for in a group.
+    """
+    for key in groups[0]:
+        values = [group[key] for group in groups if key in group]
+        counts = [sum(_is_same(value, other) for other in values) for value in values]
+        fewest = len(groups) if key == "lr" else 2
+        if len(values) == len(groups) and max(counts) >= fewest:
+            yield key, values[counts.index(max(counts))]
 
 
-def _settings(group: Group, keys: Sequence[str]) -> list[str]:
-    return [f"    {key}: {group[key]}" for key in keys if key not in _LISTED_APART]
+def _settings(settings: Group) -> list[str]:
+    return [f"    {key}: {settings[key]}" for key in sorted(settings) if key not in _LISTED_APART]
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gomuon.parameters.rates import has_one_rate
-from gomuon.parameters.routing import Route, RoutingTable, kind_of, plain_name
+from gomuon.parameters.routing import Route, RoutingTable, Treatment, kind_of, plain_name
 from gomuon.parameters.shares import decays
 
 Group = Mapping[str, Any]
@@ -49,6 +49,14 @@ def named(group: Group, index: int) -> Iterator[tuple[str, Tensor]]:
         yield parameter_name(group, index, position), parameter
 
 
+def set_by_group(name: str, parameter: Tensor, group: Group) -> Route:
+    """The treatment of a parameter whose group has one of its own."""
+    treatment: Treatment = "matrix" if is_matrix(group, parameter) else "adamw"
+    is_auto = group["treatment"] == "auto"
+    reason = f"{parameter.ndim} dimensions" if is_auto else "set by its group"
+    return Route(name, parameter, treatment, reason, kind=kind_of(name, parameter))
+
+
 def with_groups(
     table: RoutingTable, groups: Sequence[Group], own: Collection[Tensor] = ()
 ) -> RoutingTable:
@@ -58,13 +66,7 @@ def with_groups(
     """
     listed = {route.parameter for route in table}
     added = [
-        Route(
-            name,
-            parameter,
-            "matrix" if is_matrix(group, parameter) else "adamw",
-            f"{parameter.ndim} dimensions" if group["treatment"] == "auto" else "set by its group",
-            kind=kind_of(name, parameter),
-        )
+        set_by_group(name, parameter, group)
         for index, group in enumerate(groups)
         for name, parameter in named(group, index)
         if parameter not in listed

@@ -1,17 +1,20 @@
 """The parameter groups of a model: by its routing, as the user has divided them, and overrides."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from gomuon.errors import describe_value
+from gomuon.parameters.groups import set_by_group
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.rates import has_one_rate
 from gomuon.parameters.routing import Route, Routes, RoutingTable, route
 from gomuon.parameters.specs import joined_biases
 from gomuon.recipes.overrides import Overrides, overridden
 from gomuon.recipes.recipe import Recipe
+from gomuon.settings import check_settings
 
 Groups = list[dict[str, Any]]
 
@@ -108,6 +111,12 @@ def _divided(
     held: dict[Tensor, Route] = {}
     for own in _as_groups(given):
         members = [_member(one, routes) for one in own.pop("params")]
+        if "treatment" in own:
+            check_settings({"treatment": own["treatment"]}, {})
+            members = [
+                replace(set_by_group(one.name, one.parameter, own), kind=one.kind)
+                for one in members
+            ]
         for member in members:
             held[member.parameter] = member
         if "treatment" in own:
@@ -121,7 +130,7 @@ def _divided(
             settings = {k: v for k, v in own.items() if shared or k not in rates}
             groups.append({**group, **settings})
     left_out = [
-        one
+        held[one.parameter]
         if one.parameter in held
         else Route(one.name, one.parameter, "frozen", "in no group", kind=one.kind)
         for one in table
