@@ -81,7 +81,12 @@ def mixtral() -> nn.Module:
 
 
 def qwen3_moe() -> nn.Module:
-    sizes = {"moe_intermediate_size": 48, "num_experts": 4, "num_experts_per_tok": 2, "head_dim": 8}
+    sizes: dict[str, Any] = {
+        "moe_intermediate_size": 48,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "head_dim": 8,
+    }
     return made("Qwen3MoeForCausalLM", "Qwen3MoeConfig", "batched_mm", **GROUPED, **sizes)
 
 
