@@ -10,7 +10,7 @@ from tests.architectures.case import Use, Uses, layer_of, package
 SYMBOLS = 61
 STRIDES = torch.tensor([[1], [2], [3], [5]])
 IDS = (torch.arange(4)[:, None] * 7 + torch.arange(12) * STRIDES) % SYMBOLS
-ENDS = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+ENDS: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 SIZES: dict[str, Any] = {
     "vocab_size": SYMBOLS, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
     "num_attention_heads": 4, "max_position_embeddings": 32, **ENDS,
