@@ -47,6 +47,8 @@ from gomuon.recipes.recipe import Recipe
 from gomuon.reports import Reports
 from gomuon.settings import AdamWSettings, check_settings
 from gomuon.step import Observer, Step, outside_graphs
+from gomuon.watching.layer_updates import HandedUpdates, LayerUpdate
+from gomuon.watching.watch import Watch, Writer
 
 Parameters = nn.Module | Iterable[Any]
 Group = Mapping[str, Any]
@@ -228,8 +230,44 @@ class MatrixOptimizer(torch.optim.Optimizer):
             )
         self._count_skipped(f"{fault}; the step was skipped")
 
-    def add_observer(self, observer: Observer) -> Callable[[], None]:
-        """Call `observer(stack, source, U)` for every updated stack; returns a function to stop."""
+    # ---- watching --------------------------------------------------------------------------------
+
+    def watch(
+        self,
+        every: int = 10,
+        *,
+        to: Writer | Iterable[Writer] | None = None,
+        spectra: int = 4,
+        gather: bool = False,
+    ) -> Watch:
+        """Record what the geometry does in every layer (docs/watch.md). No step changes by a bit.
+
+        Args:
+            every: one `WatchRecord` for each layer every so many steps. Nothing is read from the
+                device in between.
+            to: a function, or several, called with the list of records each time: a writer of
+                `gomuon.integrations`, or your own. None: the watch keeps them until you take them.
+            spectra: numbers that need spectra (oracle value, condition numbers, drift, …) cost as
+                much as a step. A layer's are in every so-manyth of its records, layers taking
+                turns. 1: in every record.
+            gather: every rank gets the records of all ranks. All ranks must then watch alike.
+                Otherwise a rank records the layers that it computes.
+
+        Returns:
+            The watch. `remove()` ends it, and so does the end of a `with` block.
+        """
+        team = self._team if gather else None
+        return Watch(self, self._step, every, to, spectra, rank=self._rank, team=team)
+
+    @staticmethod
+    def _rank() -> int:
+        return torch.distributed.get_rank() if is_distributed() else 0
+
+    def add_observer(self, observer: Callable[[LayerUpdate], Any]) -> Callable[[], None]:
+        """Call `observer` with a `LayerUpdate` for every updated layer; returns a way to stop."""
+        return self._observe(HandedUpdates(observer))
+
+    def _observe(self, observer: Observer) -> Callable[[], None]:
         self._step.observers.append(observer)
         return lambda: self._step.observers.remove(observer)
 

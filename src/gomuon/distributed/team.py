@@ -107,6 +107,10 @@ class Team(Protocol):
         """
         ...
 
+    def collected(self, mine: list[Any]) -> list[Any]:
+        """The small objects of all ranks that compute different matrices, on every rank."""
+        ...
+
     def owners(self, choose: ChooseOwners) -> Mapping[Tensor, int]:
         """The rank that owns each matrix; empty where there are no owners."""
         ...
@@ -178,6 +182,9 @@ class Alone:
         self, capture: ModelCapture, choose: ChooseOwners, is_last: Callable[[], bool]
     ) -> None:
         pass
+
+    def collected(self, mine: list[Any]) -> list[Any]:
+        return mine
 
     def owners(self, choose: ChooseOwners) -> Mapping[Tensor, int]:
         return {}
