@@ -4,7 +4,7 @@
 
 Copies of the paper's model train in turn with Go-MUON at K = 4: one that was never watched, one
 whose watch was removed, and two that are watched every ten steps, with a layer's spectra in every
-fourth of its records (the default) and in every one. A window is 40 steps: ten refreshes, and every
+sixth of its records (the default) and in every one. A window is 60 steps: 15 refreshes, and every
 layer's spectra once. Prints the ratios and writes watch.json into the folder (results/watch).
 """
 
@@ -24,7 +24,7 @@ from gomuon.lab.bench.workloads import Size
 from gomuon.lab.files import make_folder, write_json
 
 FOLDER = Path("results") / "watch"
-EVERY, WINDOW = 10, 40
+EVERY, WINDOW = 10, 60
 BARS = {"removed": 1.01, "every 10": 1.05}
 ARMS: dict[str, Callable[[GoMuon], Any]] = {
     "never": lambda optimizer: None,
@@ -38,7 +38,7 @@ def _nowhere(records: Any) -> None:
     """Writing is not measured."""
 
 
-def measure(size: Size = "full", windows: int = 8) -> dict[str, dict[str, Any]]:
+def measure(size: Size = "full", windows: int = 5) -> dict[str, dict[str, Any]]:
     """Ratios of whole steps over those that were never watched, with standard errors."""
     workload = workloads.find("paper", size)
     runners = {}
@@ -73,7 +73,7 @@ def _summary(logs: list[float]) -> dict[str, Any]:
     }
 
 
-def main(folder: str = str(FOLDER), windows: str = "8") -> None:
+def main(folder: str = str(FOLDER), windows: str = "5") -> None:
     """Measure, print and write the file."""
     found = measure(windows=int(windows))
     for name, one in found.items():

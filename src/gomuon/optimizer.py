@@ -237,7 +237,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
         every: int = 10,
         *,
         to: Writer | Iterable[Writer] | None = None,
-        spectra: int = 4,
+        spectra: int = 6,
         gather: bool = False,
     ) -> Watch:
         """Record what the geometry does in every layer (docs/watch.md). No step changes by a bit.

@@ -1,16 +1,19 @@
-"""The numbers of a stack at one step: cheap ones for all layers, spectra for those whose turn it is."""
+"""The numbers of a stack at one step: lengths of all layers, spectra of those that have a turn."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from gomuon.errors import DecompositionError
+from gomuon.functional import linalg
 from gomuon.functional.certificates import (
     Maps,
     MapSpectrum,
-    OracleShare,
     cached_efficiency,
     distortion,
     effective_rank,
@@ -23,12 +26,12 @@ from gomuon.geometry.maps import alpha_of_sides
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.stations import matched_polar, plain_polar
+from gomuon.threads.spreading import concurrently, cores_for_workers
 from gomuon.watching.negatives import inner
 from gomuon.watching.refreshes import Refresh
 
 Group = Mapping[str, Any]
 Numbers = dict[str, Tensor]
-_SIDES = ("output", "input")  # left and right
 
 
 def lengths(stack: Stack, source: Tensor, D: Tensor, U: Tensor, group: Group) -> Numbers:
@@ -72,182 +75,171 @@ def has_polar_length(recipe: Recipe, group: Group) -> bool:
     return recipe.direction is matched_polar and group.get("graft") == "frobenius"
 
 
-def oracle_maps(recipe: Recipe, maps: Maps) -> Maps | None:
-    """The maps in whose ball the direction is the matched one; None if it is none."""
-    if recipe.direction is matched_polar:
-        return maps
-    return (None, None) if recipe.direction is plain_polar else None
-
-
 class Spectra:
-    """Numbers that need spectra, of the layers of a stack whose turn it is.
+    """Numbers that need spectra, of some layers of a stack in one step: one for each matrix.
 
     What cannot be decomposed, because it is not finite, is missing. Nothing here raises.
+
+    Args:
+        recipe: the method's recipe.
+        stack: the stack, which has just moved.
+        chosen: the positions of the layers.
+        refreshes: for each of them what was kept before a refresh in this step, if there was one.
+        group: the settings of their group.
     """
 
-    def __init__(self, recipe: Recipe, stack: Stack, chosen: Sequence[bool], group: Group) -> None:
-        self._recipe = recipe
-        self._stack = stack
-        self._group = group
-        begins = [0]
-        for layer in stack.layers:
-            begins.append(begins[-1] + layer.blocks)
-        self._count = begins[-1]
-        self._layers = [
-            layer for layer, is_chosen in zip(stack.layers, chosen, strict=True) if is_chosen
-        ]
-        self._slices = [
-            slice(begins[i], begins[i + 1]) for i, is_chosen in enumerate(chosen) if is_chosen
-        ]
+    def __init__(
+        self,
+        recipe: Recipe,
+        stack: Stack,
+        chosen: Sequence[int],
+        refreshes: Sequence[Refresh | None],
+        group: Group,
+    ) -> None:
+        self._recipe, self._stack, self._group = recipe, stack, group
+        self._refreshes = refreshes
+        self._sizes = [stack.layers[i].blocks for i in chosen]
+        begins = [0, *accumulate(layer.blocks for layer in stack.layers)]
+        self._places = [slice(begins[i], begins[i + 1]) for i in chosen]
+        self._is_all = len(chosen) == len(stack.layers)
 
-    def measured(
-        self, source: Tensor, D: Tensor, refreshes: Sequence[Refresh | None], *, record: bool
-    ) -> Numbers:
-        """The numbers [b], NaN for layers whose turn it is not.
-
-        Args:
-            source: M̂, [b, m, n].
-            D: the direction.
-            refreshes: for every layer that was chosen, what was kept before a refresh in this step.
-            record: whether this step is recorded. Otherwise only its refresh is measured.
-        """
-        if not self._layers:
-            return {}
+    def measured(self, source: Tensor, D: Tensor) -> list[Numbers]:
+        """The numbers of each layer's matrices, given source M̂ and direction D, [b, m, n]."""
         try:
             with full_float32():
-                found = self._measured(source, D, refreshes, record)
+                found = self._measured(self._part(source), self._part(D))
         except (DecompositionError, torch.linalg.LinAlgError):
-            return {}
-        return {name: self._everywhere(part) for name, part in found.items()}
+            found = {}
+        split = {name: values.split(self._sizes) for name, values in found.items()}
+        return [{name: parts[i] for name, parts in split.items()} for i in range(len(self._sizes))]
 
-    def _measured(
-        self, source: Tensor, D: Tensor, refreshes: Sequence[Refresh | None], record: bool
-    ) -> Numbers:
-        M, D = self._part(source), self._part(D)
-        maps = tuple(self._map(name) for name in ("left_map", "right_map"))
-        left, right = self._spectrum(maps, 0), self._spectrum(maps, 1)
-        ball = oracle_maps(self._recipe, (maps[0], maps[1]))
-        own = ball is not None and any(P is not None for P in ball)
-        inverses = tuple(S.inverse if S is not None and own else None for S in (left, right))
-        found: Numbers = {}
-        if record:
-            for side, S in zip(_SIDES, (left, right), strict=True):
-                if S is not None:
-                    found[f"{side}_map_condition"] = S.condition
-                    found[f"{side}_raised"] = S.raised.to(M.dtype)
+    def _measured(self, M: Tensor, D: Tensor) -> Numbers:
+        maps = self._map("left_map"), self._map("right_map")
+        powers = powers_of(self._recipe, self._group)
+        # What is only products is left to the device, and to torch's own threads.
+        decomposes = linalg.decomposes_well(M.device)
+        cores = cores_for_workers(M.numel()) if decomposes else nullcontext()
+        with cores, cores:
+            spectra = tuple(
+                concurrently([partial(_spectrum, *one) for one in zip(maps, powers, strict=True)])
+            )
+            found = _of_maps(spectra)
+            is_matched = self._recipe.direction is matched_polar
+            ball = maps if is_matched else (None, None)
+            inverses = _inverses(spectra) if is_matched else (None, None)
+            calls: list[Callable[[], Numbers]] = [partial(self._drift, M, spectra)]
+            if is_matched or self._recipe.direction is plain_polar:
+                calls.append(partial(_oracle, M, D, ball, inverses))
+            if has_polar_length(self._recipe, self._group):
+                calls.append(partial(_bound, M, spectra if is_matched else ()))
             if has_weights(self._stack):
-                found["weight_rank"] = effective_rank(self._part(self._stack.W))
-        share: OracleShare | None = None
-        if ball is not None:
-            share = oracle_share(M, D, ball, (inverses[0], inverses[1]))
-            if record:
-                found |= self._of_oracle(M, share, (left, right) if own else (None, None))
-        if any(refreshes):
-            found |= self._drift(M, (left, right), refreshes, share)
+                W = self._part(self._stack.W)
+                calls.append(lambda: {"weight_rank": effective_rank(W)})
+            for numbers in concurrently(calls):
+                found |= numbers
+        if is_matched and "drift" in found:
+            found |= self._efficiency(M, spectra, found["oracle_value"])
         return found
 
-    def _of_oracle(
-        self, M: Tensor, share: OracleShare, spectra: tuple[MapSpectrum | None, MapSpectrum | None]
-    ) -> Numbers:
-        found = {
-            "oracle_value": share.value,
-            "optimum": share.value * share.radius,
-            "radius": share.radius,
-            "source_rank": share.rank,
-        }
-        if has_polar_length(self._recipe, self._group):
-            bound = share.value  # Muon's is the value itself
-            conditions = [S.condition for S in spectra if S is not None]
-            if conditions:
-                bound, _ = nuclear_norm_and_rank(M)
-            for condition in conditions:
-                bound = bound / condition
-            found["alignment_bound"] = bound  # (16)
-        return found
-
-    def _drift(
-        self,
-        M: Tensor,
-        spectra: tuple[MapSpectrum | None, MapSpectrum | None],
-        refreshes: Sequence[Refresh | None],
-        share: OracleShare | None,
-    ) -> Numbers:
-        """Θ and the efficiency of layers that had maps before; NaN for the others."""
-        known, cached = self._cached(refreshes)  # matrices that had maps before, and these maps
+    def _drift(self, M: Tensor, spectra: Sequence[MapSpectrum | None]) -> Numbers:
+        """Θ of layers that had maps before; NaN for the others."""
+        known, cached = self._cached(spectra)
         if not known:
             return {}
-        whole = torch.full((len(M),), torch.nan, dtype=M.dtype, device=M.device)
-        parts = [slice(begin, end) for begin, end in known]
-        theta: Tensor | float = 1.0
-        inverses: list[Tensor | None] = []
-        for old, S, d in zip(cached, spectra, M.shape[-2:], strict=True):
-            if (old is None) != (S is None) or (
-                old is not None and S is not None and old.shape[1:] != S.inverse.shape[1:]
-            ):
-                return {}  # a side was switched on or off, or is cut otherwise
-            inverse = None if S is None else _rows(S.inverse, parts)
-            inverses.append(inverse)
+        theta = torch.ones(sum(self._sizes[i] for i in known), dtype=M.dtype, device=M.device)
+        for old, inverse, d in zip(cached, _inverses(spectra), M.shape[-2:], strict=True):
             if old is not None and inverse is not None:
-                theta = theta * distortion(inverse, old, d)
-        if not isinstance(theta, Tensor):
-            return {}
-        found = {"drift": _placed(whole, theta, parts)}
-        if share is not None and self._recipe.direction is matched_polar:
-            reached = cached_efficiency(
-                _rows(M, parts),
-                (cached[0], cached[1]),
-                (inverses[0], inverses[1]),
-                _rows(share.value, parts),
-                self._group["polar"],
-            )
-            found["efficiency"] = _placed(whole, reached, parts)
-        return found
+                theta = theta * distortion(self._of(inverse, known), old, d)  # (7)
+        return {"drift": self._everywhere(theta, known)}
 
-    def _cached(
-        self, refreshes: Sequence[Refresh | None]
-    ) -> tuple[list[tuple[int, int]], list[Tensor | None]]:
-        """Which matrices had maps before, and these maps, [b, …] over such matrices."""
-        begin, known = 0, []
-        kept: tuple[list[Tensor], list[Tensor]] = ([], [])
-        for layer, refresh in zip(self._layers, refreshes, strict=True):
-            if refresh is not None and any(P is not None for P in refresh.cached):
-                known.append((begin, begin + layer.blocks))
-                for side, P in zip(kept, refresh.cached, strict=True):
-                    if P is not None:
-                        side.append(P)
-            begin += layer.blocks
-        alike = all(len(side) in (0, len(known)) for side in kept)
-        if not alike or any(len({P.shape[1:] for P in side}) > 1 for side in kept):
-            return [], [None, None]
-        return known, [torch.cat(side) if side else None for side in kept]
+    def _efficiency(
+        self, M: Tensor, spectra: Sequence[MapSpectrum | None], value: Tensor
+    ) -> Numbers:
+        known, cached = self._cached(spectra)
+        left, right = (None if P is None else self._of(P, known) for P in _inverses(spectra))
+        reached = cached_efficiency(
+            self._of(M, known), cached, (left, right), self._of(value, known), self._group["polar"]
+        )
+        return {"efficiency": self._everywhere(reached, known)}
+
+    def _cached(self, spectra: Sequence[MapSpectrum | None]) -> tuple[list[int], Maps]:
+        """The positions of layers that had maps before their refresh, and these maps, [b, …].
+
+        None if a side was switched on or off since, or was cut in another way.
+        """
+        known, kept = [], []
+        for index, refresh in enumerate(self._refreshes):
+            if refresh is not None and all(map(_alike, refresh.cached, spectra)):
+                known.append(index)
+                kept.append(refresh.cached)
+        sides = zip(*kept, strict=True) if any(P is not None for one in kept for P in one) else ()
+        left, right = [_joined(side) for side in sides] or (None, None)
+        return known if left is not None or right is not None else [], (left, right)
 
     def _map(self, name: str) -> Tensor | None:
         P = self._stack.map(name)
         return None if P is None else self._part(P)
 
-    def _spectrum(self, maps: Sequence[Tensor | None], side: int) -> MapSpectrum | None:
-        P, power = maps[side], powers_of(self._recipe, self._group)[side]
-        return None if P is None else map_spectrum(P, power or 0.0)
-
     def _part(self, X: Tensor) -> Tensor:
-        return X if len(self._layers) == len(self._stack.layers) else _rows(X, self._slices)
+        return X if self._is_all else torch.cat([X[place] for place in self._places])
 
-    def _everywhere(self, part: Tensor) -> Tensor:
-        if len(part) == self._count:
-            return part
-        whole = torch.full((self._count,), torch.nan, dtype=part.dtype, device=part.device)
-        return _placed(whole, part, self._slices)
+    def _of(self, X: Tensor, known: Sequence[int]) -> Tensor:
+        """The matrices of some of the layers."""
+        parts = X.split(self._sizes)
+        return X if len(known) == len(parts) else torch.cat([parts[i] for i in known])
+
+    def _everywhere(self, X: Tensor, known: Sequence[int]) -> Tensor:
+        """Numbers of the matrices of some of the layers, with NaN for the others."""
+        if len(known) == len(self._sizes):
+            return X
+        parts = [X.new_full((size,), torch.nan) for size in self._sizes]
+        for index, part in zip(known, X.split([self._sizes[i] for i in known]), strict=True):
+            parts[index] = part
+        return torch.cat(parts)
 
 
-def _rows(X: Tensor, parts: Sequence[slice]) -> Tensor:
-    return torch.cat([X[part] for part in parts])
+def _spectrum(P: Tensor | None, power: float | None) -> MapSpectrum | None:
+    return None if P is None else map_spectrum(P, power or 0.0)
 
 
-def _placed(whole: Tensor, values: Tensor, parts: Sequence[slice]) -> Tensor:
-    """A copy of `whole` with the values, one after the other, in these places."""
-    whole, begin = whole.clone(), 0
-    for part in parts:
-        length = part.stop - part.start
-        whole[part] = values[begin : begin + length]
-        begin += length
-    return whole
+def _inverses(spectra: Sequence[MapSpectrum | None]) -> Maps:
+    left, right = (None if S is None else S.inverse for S in spectra)
+    return left, right
+
+
+def _of_maps(spectra: Sequence[MapSpectrum | None]) -> Numbers:
+    found = {}
+    for side, S in zip(("output", "input"), spectra, strict=True):
+        if S is not None:
+            found[f"{side}_map_condition"] = S.condition
+            found[f"{side}_raised"] = S.raised.to(S.condition.dtype)
+    return found
+
+
+def _oracle(M: Tensor, D: Tensor, maps: Maps, inverses: Maps) -> Numbers:
+    share = oracle_share(M, D, maps, inverses)
+    return {
+        "oracle_value": share.value,
+        "optimum": share.value * share.radius,
+        "reached": inner(M, D),
+        "radius": share.radius,
+        "source_rank": share.rank,
+    }
+
+
+def _bound(M: Tensor, spectra: Sequence[MapSpectrum | None]) -> Numbers:
+    """K_AB^(−α)‖M̂‖_*, Equation (16)."""
+    bound, _ = nuclear_norm_and_rank(M)
+    for S in spectra:
+        bound = bound if S is None else bound / S.condition
+    return {"alignment_bound": bound}
+
+
+def _alike(old: Tensor | None, now: MapSpectrum | None) -> bool:
+    if old is None or now is None:
+        return old is None and now is None
+    return old.shape[1:] == now.inverse.shape[1:]
+
+
+def _joined(maps: Sequence[Tensor | None]) -> Tensor | None:
+    return torch.cat([P for P in maps if P is not None]) if maps[0] is not None else None

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gomuon.functional import linalg
 from gomuon.parameters.stacks import Stack
+
+
+def dtype_to_read(device: torch.device) -> torch.dtype:
+    """The dtype of numbers that are read: accelerators are slow in float64, or do not have it."""
+    return torch.float64 if linalg.decomposes_well(device) else torch.float32
 
 
 def inner(X: Tensor, Y: Tensor) -> Tensor:
@@ -32,11 +38,7 @@ class NegativeCounts:
 
     def tensors(self) -> list[Tensor]:
         """What is to be read, [b, 2] each, in the dtype of other numbers that are read."""
-        on_host = torch.device("cpu")
-        return [
-            counts.to(torch.float64 if counts.device == on_host else torch.float32)
-            for _, counts in self._counted.values()
-        ]
+        return [counts.to(dtype_to_read(counts.device)) for _, counts in self._counted.values()]
 
     def by_layer(self, numbers: Sequence[Sequence[Sequence[float]]]) -> dict[str, tuple[int, ...]]:
         """By layer the number of updates and both counts, given what was read."""

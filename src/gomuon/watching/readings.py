@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from gomuon.parameters.layers import Layer
+from gomuon.watching.negatives import dtype_to_read
 from gomuon.watching.records import WatchRecord, finite, ratio, root
 
 Reduce = Callable[[Tensor], Tensor]
@@ -26,6 +27,7 @@ _OF_MATRICES: dict[str, Reduce] = {
     "step_square": torch.sum,  # ‖ηU‖_F²
     "oracle_value": torch.sum,
     "optimum": torch.sum,  # q_P(D)‖C‖_*
+    "reached": torch.sum,  # ⟨M̂, D⟩ in the same step
     "radius": torch.amax,
     "source_rank": torch.sum,
     "alignment_bound": torch.sum,
@@ -53,8 +55,7 @@ def rows_of(numbers: Mapping[str, Tensor], sizes: Sequence[int]) -> Tensor:
         sizes: how many matrices each layer has.
     """
     some = next(iter(numbers.values()))
-    # Accelerators are slow in float64, or do not have it.
-    dtype = torch.float64 if some.device.type == "cpu" else torch.float32
+    dtype = dtype_to_read(some.device)
     missing = torch.full((len(sizes),), torch.nan, dtype=dtype, device=some.device)
     columns = []
     for name, reduce in _OF_MATRICES.items():
@@ -92,7 +93,7 @@ class Reading:
         group: the settings of their group, and its step.
         powers: α of the output and of the input side; None if there is none.
         polar: whether ‖D‖_F² is the rank of a polar factor.
-        refreshed: for each layer the step of its measured refresh, if this reading has one.
+        measured: for each layer the step in which its spectra were measured, if they were.
         ages: for each layer the age of its maps, if it has maps.
     """
 
@@ -102,7 +103,7 @@ class Reading:
     powers: tuple[float | None, float | None]
     polar: bool
     step: int = field(init=False)
-    refreshed: Sequence[int | None] = ()
+    measured: Sequence[int | None] = ()
     ages: Sequence[int | None] = ()
 
     def __post_init__(self) -> None:
@@ -140,8 +141,8 @@ class Reading:
         m, n = layer.shape
         covered, of_source, of_gradient = negatives.get(layer.name, (0, 0, 0))
         lengths = {name: root(found[f"{name}_square"]) for name in _SQUARES}
-        update, alignment = lengths["update"], found["source_alignment"]
-        share = ratio(alignment, found["optimum"])
+        update = lengths["update"]
+        share = ratio(found["reached"], found["optimum"])
         drift = found["drift"]
         left, right = layer.forms
         return WatchRecord(
@@ -164,11 +165,11 @@ class Reading:
             polar_rank=found["direction_square"] if self.polar else None,
             duality_gap=None if share is None else 1 - share,
             full_rank=layer.blocks * min(m, n),
-            tightness=ratio(found["alignment_bound"], alignment),
+            tightness=ratio(found["alignment_bound"], found["reached"]),
             output_condition=_power(found["output_map_condition"], self.powers[0]),
             input_condition=_power(found["input_map_condition"], self.powers[1]),
             age=self.ages[index] if self.ages else None,
-            refreshed=self.refreshed[index] if self.refreshed else None,
+            measured=self.measured[index] if self.measured else None,
             efficiency_bound=None if drift is None else 1 / drift,
             output_side=None if found["output_rows"] is None else left.size,
             input_side=None if found["input_rows"] is None else right.size,

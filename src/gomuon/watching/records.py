@@ -38,14 +38,18 @@ class WatchRecord:
         update_ratio: η‖U‖_F/‖W‖_F.
         polar_rank: ‖D‖_F², where that is the rank of the polar factor: how many directions move.
 
+        age: steps since the maps were renewed; 0: in this step.
+        measured: the step in which the numbers below were measured: that of the layer's first
+            refresh since its last record, otherwise this one. None: not its turn (`spectra`).
         oracle_value: ‖C‖_* = max ⟨M̂, D⟩ over the unit ball, Equation (3).
         duality_gap: 1 − ⟨M̂, D⟩/(q_P(D)‖C‖_*), which Theorem 1 makes zero; what is left is the
             error of the polar factor.
         radius: q_P(D), the weighted radius after the graft, Equation (2).
-        source_rank: the numerical rank of C; what `polar_rank` has beyond it was completed.
+        source_rank: the numerical rank of C; what `polar_rank` has beyond it was completed, what it
+            lacks was left alone.
         full_rank: the largest possible rank.
         alignment_bound: K_AB^(−α)‖M̂‖_*, the bound on ⟨M̂, D⟩ of Proposition 5, Equation (16).
-        tightness: the bound over ⟨M̂, D⟩, in (0, 1].
+        tightness: the bound over the ⟨M̂, D⟩ of the same step, in (0, 1].
         weight_rank: the effective rank ‖W‖_*²/‖W‖_F².
         input_map_condition: κ₂(P_A).
         output_map_condition: κ₂(P_B).
@@ -53,9 +57,6 @@ class WatchRecord:
         output_condition: κ₂(B̄), floor included.
         input_raised: how many eigenvalues of A the floor raised.
         output_raised: how many of B̄.
-
-        age: steps since the maps were renewed; 0: in this step.
-        refreshed: the step of the measured refresh, which the numbers below belong to.
         drift: Θ between the maps before and after the refresh, Equation (7).
         efficiency: what the old maps' direction would have reached in the new ball, the left side
             of Equation (36).
@@ -94,6 +95,8 @@ class WatchRecord:
     update_ratio: float | None = None
     polar_rank: float | None = None
 
+    age: int | None = None
+    measured: int | None = None
     oracle_value: float | None = None
     duality_gap: float | None = None
     radius: float | None = None
@@ -109,8 +112,6 @@ class WatchRecord:
     input_raised: float | None = None
     output_raised: float | None = None
 
-    age: int | None = None
-    refreshed: int | None = None
     drift: float | None = None
     efficiency: float | None = None
     efficiency_bound: float | None = None
@@ -153,7 +154,7 @@ class WatchRecord:
 
 
 NOT_PLOTTED = frozenset(
-    ("step", "layer", "rank", "method", "matrices", "rows", "columns", "covered", "refreshed")
+    ("step", "layer", "rank", "method", "matrices", "rows", "columns", "covered", "measured")
 )
 
 

@@ -18,7 +18,7 @@ from gomuon.watching.readings import Reading, read, rows_of
 from gomuon.watching.records import WatchRecord
 from gomuon.watching.refreshes import Refresh, before_refresh
 
-Writer = Callable[[Sequence[WatchRecord]], Any]
+Writer = Callable[[list[WatchRecord]], Any]
 
 _MAPS = ("left_map", "right_map", "left_basis", "right_basis", "left_values", "right_values")
 
@@ -120,49 +120,52 @@ class Watch:
         refreshes = [self._refreshes.pop(layer.parameter, None) for layer in stack.layers]
         if not record and not any(refreshes):
             return
-        recipe = self._step.recipe
+        self._measure(stack, source, D, refreshes, group)
+        if record:
+            self._readings.append(self._reading(stack, source, D, U, group))
+
+    def _measure(
+        self,
+        stack: Stack,
+        source: Tensor,
+        D: Tensor,
+        refreshes: Sequence[Refresh | None],
+        group: Group,
+    ) -> None:
+        """Spectra of layers that refresh or are recorded, once between two records."""
+        record = self._since + 1 >= self.every
         chosen = [
-            self._has_turn(layer) if record else bool(r)
-            for layer, r in zip(stack.layers, refreshes, strict=True)
+            index
+            for index, (layer, refresh) in enumerate(zip(stack.layers, refreshes, strict=True))
+            if layer.name not in self._measured and (refresh or (record and self._has_turn(layer)))
         ]
-        spectra = Spectra(recipe, stack, chosen, group)
-        of_chosen = [r for r, is_chosen in zip(refreshes, chosen, strict=True) if is_chosen]
-        found = spectra.measured(source, D, of_chosen, record=record)
-        self._keep_refreshes(stack, refreshes, found)
-        if not record:
+        if not chosen:
             return
-        numbers = {**lengths(stack, source, D, U, group), **found}
+        kept = [refreshes[index] for index in chosen]
+        found = Spectra(self._step.recipe, stack, chosen, kept, group).measured(source, D)
+        for index, refresh, numbers in zip(chosen, kept, found, strict=True):
+            layer = stack.layers[index]
+            before = {} if refresh is None else refresh.measured(layer)
+            self._measured[layer.name] = group["step"] + 1, {**numbers, **before}
+
+    def _reading(self, stack: Stack, source: Tensor, D: Tensor, U: Tensor, group: Group) -> Reading:
+        numbers = lengths(stack, source, D, U, group)
         sizes = [layer.blocks for layer in stack.layers]
         measured = [self._measured.get(layer.name) for layer in stack.layers]
         for name in {name for one in measured if one is not None for name in one[1]}:
-            parts = [
-                _spread(one, name, size, source) for one, size in zip(measured, sizes, strict=True)
-            ]
-            numbers[name] = torch.cat(parts)
-        self._readings.append(
-            Reading(
-                stack.layers,
-                rows_of(numbers, sizes),
-                group,
-                powers_of(recipe, group),
-                has_polar_length(recipe, group),
-                refreshed=[None if one is None else one[0] for one in measured],
-                ages=[self._age(layer, group) for layer in stack.layers],
+            numbers[name] = torch.cat(
+                [_spread(one, name, n, source) for one, n in zip(measured, sizes, strict=True)]
             )
+        recipe = self._step.recipe
+        return Reading(
+            stack.layers,
+            rows_of(numbers, sizes),
+            group,
+            powers_of(recipe, group),
+            has_polar_length(recipe, group),
+            measured=[None if one is None else one[0] for one in measured],
+            ages=[self._age(layer, group) for layer in stack.layers],
         )
-
-    def _keep_refreshes(
-        self, stack: Stack, refreshes: Sequence[Refresh | None], found: dict[str, Tensor]
-    ) -> None:
-        """Keep what was measured of refreshes in this step until the record."""
-        drift = {name: found.pop(name) for name in ("drift", "efficiency") if name in found}
-        begin = 0
-        for layer, refresh in zip(stack.layers, refreshes, strict=True):
-            own = slice(begin, begin + layer.blocks)
-            begin += layer.blocks
-            if refresh is not None:
-                parts = {name: values[own] for name, values in drift.items()}
-                self._measured[layer.name] = refresh.step, {**refresh.measured(layer), **parts}
 
     def _has_turn(self, layer: Layer) -> bool:
         turn = self._turns.setdefault(layer.parameter, len(self._turns) % self.spectra)
