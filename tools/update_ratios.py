@@ -1,12 +1,12 @@
-"""Record update-to-weight ratios η‖U‖/‖W‖ of runs whose rates a sweep has picked.
+"""Record update-to-weight ratios η‖U‖/‖W‖, and lengths of weights, at rates a sweep has picked.
 
     python -m tools.update_ratios [FOLDER] [UPDATES]
 
 Trains the paper's character model on Penn Treebank with each method of the sweep in
 results/tune-ptb that this package has, at the rate and momentum it picked, for the first half of
 its 200 updates, in which the rate is at least half of its peak. Writes ratios.json into the folder
-(results/watch): the least, the median and the largest ratio of all layers, from update 10 on.
-`optimizer.doctor()` compares with them.
+(results/watch): the least, the median and the largest of all layers, from update 10 on. The length
+is ‖W‖/√rank, the root mean square of the singular values. `optimizer.doctor()` compares with these.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from gomuon.lab.experiments.run_config import RunConfig
 from gomuon.lab.files import make_folder, write_json
 from gomuon.lab.running.training import Session
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.watching.records import weight_length
 
 FOLDER = Path("results") / "watch"
 SWEEP = Path("results") / "tune-ptb" / "selection.json"
@@ -39,15 +40,19 @@ def ratios(method: str, chosen: dict[str, Any], updates: int) -> dict[str, Any] 
         return None
     watch = session.optimizer.watch(every=EVERY, spectra=10 * STEPS)
     losses = [session.update(step)[0]["loss"] for step in range(1, updates + 1)]
-    found = [record.update_ratio for record in watch if record.update_ratio is not None]
+    records = list(watch)
     return {
         "rate": chosen["rate"],
-        "least": min(found),
-        "median": statistics.median(found),
-        "largest": max(found),
-        "records": len(found),
+        "ratio": _spread([record.update_ratio or 0.0 for record in records]),
+        "length": _spread([weight_length(record) or 0.0 for record in records]),
+        "records": len(records),
         "loss": [losses[0], statistics.fmean(losses[-EVERY:])],
     }
+
+
+def _spread(numbers: list[float]) -> list[float]:
+    """The least, the median and the largest."""
+    return [min(numbers), statistics.median(numbers), max(numbers)]
 
 
 def main(folder: str = str(FOLDER), updates: str = str(STEPS // 2)) -> None:
@@ -58,9 +63,12 @@ def main(folder: str = str(FOLDER), updates: str = str(STEPS // 2)) -> None:
         one = ratios(method, chosen, int(updates))
         if one is not None:
             found[method] = one
-            print(f"{method:14} {one['least']:.4f} {one['median']:.4f} {one['largest']:.4f}")
+            print(f"{method:14}", *(f"{x:.4f}" for x in (*one["ratio"], *one["length"])))
     make_folder(Path(folder))
-    span = [min(x["least"] for x in found.values()), max(x["largest"] for x in found.values())]
+    span = {
+        name: [min(x[name][0] for x in found.values()), max(x[name][2] for x in found.values())]
+        for name in ("ratio", "length")
+    }
     setting = {"sweep": SWEEP.as_posix(), "updates": int(updates), "of": STEPS, "seed": SEED}
     facts = {"versions": machine.versions(), "commit": machine.source_commit()}
     write_json(Path(folder) / "ratios.json", {"methods": found, "span": span, **setting, **facts})

@@ -32,6 +32,7 @@ from gomuon.functional.linalg import full_precision
 from gomuon.parameters.described_groups import described_groups
 from gomuon.parameters.groups import is_matrix, named, names_of_model, with_groups
 from gomuon.parameters.keeping import wait_for_copies
+from gomuon.parameters.layers import Layer
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.rates import add_adamw_settings, add_base_rate
 from gomuon.parameters.routing import Routes, RoutingTable, check_trainable
@@ -46,7 +47,9 @@ from gomuon.recipes.overrides import Overrides
 from gomuon.recipes.recipe import Recipe
 from gomuon.reports import Reports
 from gomuon.settings import AdamWSettings, check_settings
-from gomuon.step import Observer, Step, outside_graphs
+from gomuon.step import Observer, Step, has_geometry, outside_graphs
+from gomuon.watching.doctor import Patient, diagnosis
+from gomuon.watching.findings import Diagnosis
 from gomuon.watching.layer_updates import HandedUpdates, LayerUpdate
 from gomuon.watching.watch import Watch, Writer
 
@@ -258,6 +261,38 @@ class MatrixOptimizer(torch.optim.Optimizer):
         """
         team = self._team if gather else None
         return Watch(self, self._step, every, to, spectra, rank=self._rank, team=team)
+
+    def doctor(self) -> Diagnosis:
+        """What looks wrong, in sentences: print it. Best after `watch()` and some hundred steps.
+
+        It looks at the layers that this rank computes. See docs/watch.md for its checks.
+        """
+        watches = [one for one in self._step.observers if isinstance(one, Watch)]
+        histories = watches[-1].history if watches else {}
+        patients = [
+            Patient(layer, self.param_groups[index], histories.get(layer.name, ()))
+            for index, present in self._step.participants.items()
+            for layer in present.layers
+        ]
+        of_group = {id(patient.layer): patient.group for patient in patients}
+        return diagnosis(
+            patients,
+            lambda layer: self._why_never_captured(layer, of_group[id(layer)]),
+            watched=bool(watches),
+        )
+
+    def _why_never_captured(self, layer: Layer, group: Group) -> str | None:
+        """Why a layer that should be captured has no geometry; None if it has, or is not due."""
+        sides = self._capture.sides_of(layer.parameter, group)
+        due = group["step"] >= group.get("refresh_every", 1)
+        if has_geometry(layer) or not due or not any(sides):
+            return None
+        if self._capture.model is None:
+            return "the optimizer was given parameters, not a model: pass model=, or the model"
+        return (
+            self._capture.why_uncaptured(layer.parameter)
+            or self._capture.why_missed(layer.parameter)
+        ).rstrip(".")
 
     @staticmethod
     def _rank() -> int:

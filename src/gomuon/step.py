@@ -49,6 +49,11 @@ class Observer(Protocol):
         ...
 
 
+def has_geometry(layer: Layer) -> bool:
+    """Whether a layer has maps or factors."""
+    return bool(_GEOMETRY & layer.state.keys())
+
+
 def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
     """`torch.compiler.disable`, but only at the first call, because it loads the compiler."""
     disabled = functools.cache(lambda: torch.compiler.disable(function))
@@ -230,7 +235,7 @@ class Step:
         renewed = [layer for layer in present.layers if clock.renews(group, layer.phase)]
         for layer in observed:
             layer.statistics = statistics.get(layer.parameter)
-        new = [layer for layer in renewed if not _GEOMETRY & layer.state.keys()]
+        new = [layer for layer in renewed if not has_geometry(layer)]
         if new:
             self.reports.warn_if(costly_refresh(new, self.recipe.work, group), key="costly refresh")
         for observer in self.observers:
@@ -253,7 +258,7 @@ class Step:
         missing: dict[tuple[str, bool], list[str]] = {}
         products: dict[str, str] = {}
         for layer in layers:
-            has_maps = bool(_GEOMETRY & layer.state.keys())
+            has_maps = has_geometry(layer)
             # An expert without rows is no reason to warn, but its gradient may be there, as zeros.
             due = not has_maps or (layer.missed == MISSED and bool(layer.gradients.any()))
             if due and any(capture.sides_of(layer.parameter, group)):

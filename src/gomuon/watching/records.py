@@ -158,6 +158,11 @@ NOT_PLOTTED = frozenset(
 )
 
 
+def weight_length(record: WatchRecord) -> float | None:
+    """‖W‖/√rank, the root mean square of the singular values at full rank."""
+    return ratio(record.weight_norm, math.sqrt(record.full_rank or 0))
+
+
 def finite(value: float | None) -> float | None:
     """The number, or None if it is not finite."""
     return value if value is not None and math.isfinite(value) else None
