@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,14 @@ def _spread(numbers: list[float]) -> list[float]:
     return [min(numbers), statistics.median(numbers), max(numbers)]
 
 
+def span(found: Mapping[str, Any]) -> dict[str, list[float]]:
+    """From the smallest median of a method to the largest number of all."""
+    return {
+        name: [min(x[name][1] for x in found.values()), max(x[name][2] for x in found.values())]
+        for name in ("ratio", "length")
+    }
+
+
 def main(folder: str = str(FOLDER), updates: str = str(STEPS // 2)) -> None:
     """Train, print and write the file."""
     sweep = json.loads(SWEEP.read_text())
@@ -65,13 +74,11 @@ def main(folder: str = str(FOLDER), updates: str = str(STEPS // 2)) -> None:
             found[method] = one
             print(f"{method:14}", *(f"{x:.4f}" for x in (*one["ratio"], *one["length"])))
     make_folder(Path(folder))
-    span = {
-        name: [min(x[name][0] for x in found.values()), max(x[name][2] for x in found.values())]
-        for name in ("ratio", "length")
-    }
     setting = {"sweep": SWEEP.as_posix(), "updates": int(updates), "of": STEPS, "seed": SEED}
     facts = {"versions": machine.versions(), "commit": machine.source_commit()}
-    write_json(Path(folder) / "ratios.json", {"methods": found, "span": span, **setting, **facts})
+    write_json(
+        Path(folder) / "ratios.json", {"methods": found, "span": span(found), **setting, **facts}
+    )
 
 
 if __name__ == "__main__":

@@ -16,11 +16,13 @@ from gomuon.watching.records import WatchRecord, weight_length
 
 Cause = Callable[[Layer], str | None]  # why a layer that should be captured was not; None: it was
 
-# Of all layers in runs of ten methods at rates that a sweep picked, while the rate was at least half
-# of its peak: results/watch/ratios.json, by tools/update_ratios.py.
-RATIOS = (0.0, 1.0)  # η‖U‖/‖W‖
-LENGTHS = (0.0, 1.0)  # ‖W‖/√rank
-FAR = 10.0  # how many times further away is worth a word
+# In runs of ten methods at rates that a sweep picked, while the rate was at least half of its peak:
+# from the smallest median of a method to the largest number of any layer. They are in
+# results/watch/ratios.json, by tools/update_ratios.py.
+RATIOS = (0.0071, 0.195)  # η‖U‖/‖W‖
+LENGTHS = (0.25, 18.4)  # ‖W‖/√rank
+# How many times further away is worth a word. Fine-tuning takes far smaller rates on purpose.
+FAR_BELOW, FAR_ABOVE = 100.0, 10.0
 IN_A_ROW = 3  # records with spectra in which something must be the same to be called constant
 MOST = 0.5  # a batch that makes more of B̄ than this dominates it
 
@@ -91,14 +93,14 @@ def _rate_too_low(patient: Patient) -> Finding | None:
         return None
     largest = max(r.update_ratio or 0.0 for r in last)
     peak = max(r.lr or 0.0 for r in patient.records)
-    if largest >= RATIOS[0] / FAR or any((r.lr or 0.0) < peak / 2 for r in last):
+    if largest >= RATIOS[0] / FAR_BELOW or any((r.lr or 0.0) < peak / 2 for r in last):
         return None
     return patient.finding(
         "rate far too low",
-        f"an update is {largest:.1g} of the weights' length; in runs at good rates it was "
+        f"an update is {largest:.1g} of the weights' length; in our runs at good rates it was "
         f"{RATIOS[0]:.2g} to {RATIOS[1]:.2g}",
         f"In a hundred steps the weights can change by {min(1.0, 100 * largest):.1%} at most.",
-        'Raise lr. A rate that was tuned for AdamW needs lr_scale="adamw".',
+        'Raise lr, unless you fine-tune. A rate that was tuned for AdamW needs lr_scale="adamw".',
     )
 
 
@@ -110,13 +112,13 @@ def _rate_too_high(patient: Patient) -> Finding | None:
     last = patient.records[-IN_A_ROW:]
     lengths = [weight_length(r) or 0.0 for r in last]
     ratios = [r.update_ratio or 0.0 for r in last]
-    if len(last) < IN_A_ROW or (min(lengths) <= FAR * LENGTHS[1] and min(ratios) <= 1):
+    if len(last) < IN_A_ROW or (min(lengths) <= FAR_ABOVE * LENGTHS[1] and min(ratios) <= 1):
         return None
     return patient.finding(
         "rate far too high",
         f"its singular values are {lengths[-1]:.2g} in the mean square, and an update is "
-        f"{ratios[-1]:.2g} of the weights' length; in runs at good rates they were "
-        f"{LENGTHS[0]:.2g} to {LENGTHS[1]:.2g}",
+        f"{ratios[-1]:.2g} of the weights' length; in our runs at good rates they were "
+        f"{LENGTHS[0]:.2g} to {LENGTHS[1]:.2g} and {RATIOS[0]:.2g} to {RATIOS[1]:.2g}",
         "The weights are mostly made of updates: what they began with is lost.",
         "Lower lr, decay the weights, or give the layer an lr_factor below 1 in overrides.",
     )
@@ -155,7 +157,8 @@ def _one_batch(patient: Patient) -> Finding | None:
     if own >= MOST:
         return patient.finding(
             "average of one batch",
-            f"{what}: factor_decay={beta:g} and refresh_every={every} leave {1 - own:.0%} of the old",
+            f"{what}: factor_decay={beta:g} and refresh_every={every} leave {1 - own:.0%} of what "
+            "was there",
             "B̄ is then as noisy as one batch, and so is P_B.",
             "Raise factor_decay, or refresh more often.",
         )
@@ -164,7 +167,7 @@ def _one_batch(patient: Patient) -> Finding | None:
         f"{what}; one like the others would be {own:.0%}",
         "Its gradients were much larger than those before, so P_B follows this batch alone until "
         "the average has forgotten it.",
-        "Look at that batch and at the loss there; clip outliers in the loss, or raise factor_decay.",
+        "Look at that batch and its loss; clip outliers in the loss, or raise factor_decay.",
     )
 
 
