@@ -106,6 +106,8 @@ def check_spectra(record: WatchRecord, at: Taken) -> None:
     assert abs(record.duality_gap) < RTOL
     assert record.source_rank == record.full_rank == min(at.M.shape)
     left, right = at.maps  # κ₂(P) = κ₂ of its factor to the power α
+    C = torch.linalg.svdvals(left @ at.M @ right)
+    close(record.source_spread, C.sum() ** 2 / C.square().sum())
     bound = theory.grafted_alignment_bound(right, left, at.M, 1.0)
     close(record.alignment_bound, bound)
     close(record.tightness, bound / (at.M * at.D).sum())

@@ -48,11 +48,13 @@ class OracleShare(NamedTuple):
         value: ‖C‖_* with C = P_B M P_A, Equation (3) at ρ = 1, [b].
         radius: q_P(D), Equation (2), [b].
         rank: the numerical rank of C, [b].
+        spread: its effective rank ‖C‖_*²/‖C‖_F², [b].
     """
 
     value: Tensor
     radius: Tensor
     rank: Tensor
+    spread: Tensor
 
 
 def map_spectrum(P: Tensor, power: float) -> MapSpectrum:
@@ -98,8 +100,10 @@ def oracle_share(M: Tensor, D: Tensor, maps: Maps, inverses: Maps) -> OracleShar
 
     The duality gap is q_P(D)·‖C‖_* − ⟨M, D⟩ ≥ 0, and zero for the matched direction (Theorem 1).
     """
-    value, rank = nuclear_norm_and_rank(preconditioned(M, *maps))  # (2), (3)
-    return OracleShare(value, operator_norm(preconditioned(D, *inverses)), rank)
+    C = preconditioned(M, *maps)  # (2)
+    value, rank = nuclear_norm_and_rank(C)  # (3)
+    radius = operator_norm(preconditioned(D, *inverses))
+    return OracleShare(value, radius, rank, _effective(value, C))
 
 
 def cached_efficiency(
@@ -121,5 +125,8 @@ def cached_efficiency(
 
 def effective_rank(X: Tensor) -> Tensor:
     """‖X‖_*²/‖X‖_F², [b]: r for r equal singular values, and never above min(m, n)."""
-    nuclear, _ = nuclear_norm_and_rank(X)
+    return _effective(nuclear_norm_and_rank(X)[0], X)
+
+
+def _effective(nuclear: Tensor, X: Tensor) -> Tensor:
     return (nuclear / torch.linalg.matrix_norm(X)).square()

@@ -224,6 +224,7 @@ def _oracle(M: Tensor, D: Tensor, maps: Maps, inverses: Maps) -> Numbers:
         "reached": inner(M, D),
         "radius": share.radius,
         "source_rank": share.rank,
+        "source_spread": share.spread,
     }
 
 

@@ -30,6 +30,7 @@ _OF_MATRICES: dict[str, Reduce] = {
     "reached": torch.sum,  # ⟨M̂, D⟩ in the same step
     "radius": torch.amax,
     "source_rank": torch.sum,
+    "source_spread": torch.sum,
     "alignment_bound": torch.sum,
     "weight_rank": torch.sum,
     "input_map_condition": torch.amax,
@@ -182,7 +183,14 @@ class Reading:
 
 _SQUARES = ("source", "gradient", "update", "weight", "step")
 _AS_READ = (
-    *("source_alignment", "gradient_alignment", "oracle_value", "radius", "source_rank"),
+    *(
+        "source_alignment",
+        "gradient_alignment",
+        "oracle_value",
+        "radius",
+        "source_rank",
+        "source_spread",
+    ),
     *("alignment_bound", "weight_rank", "input_map_condition", "output_map_condition"),
     *("input_raised", "output_raised", "drift", "efficiency", "input_intensity"),
     *("output_intensity", "input_rows", "output_rows", "output_share"),

@@ -47,6 +47,8 @@ class WatchRecord:
         radius: q_P(D), the weighted radius after the graft, Equation (2).
         source_rank: the numerical rank of C; what `polar_rank` has beyond it was completed, what it
             lacks was left alone.
+        source_spread: the effective rank of C, ‖C‖_*²/‖C‖_F²: small if few directions have most of
+            its length.
         full_rank: the largest possible rank.
         alignment_bound: K_AB^(−α)‖M̂‖_*, the bound on ⟨M̂, D⟩ of Proposition 5, Equation (16).
         tightness: the bound over the ⟨M̂, D⟩ of the same step, in (0, 1].
@@ -101,6 +103,7 @@ class WatchRecord:
     duality_gap: float | None = None
     radius: float | None = None
     source_rank: float | None = None
+    source_spread: float | None = None
     full_rank: int | None = None
     alignment_bound: float | None = None
     tightness: float | None = None
