@@ -1,7 +1,6 @@
 """`gomuon watch`: what stands out, in 80 columns and on a page that needs nothing else."""
 
 import re
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from gomuon.watching.records import WatchRecord
 
 
 def record(step: int, layer: str, **numbers: Any) -> WatchRecord:
-    usual = {
+    usual: dict[str, Any] = {
         "source_cosine": 0.5,
         "gradient_cosine": 0.4,
         "update_ratio": 0.02,
@@ -38,7 +37,13 @@ def record(step: int, layer: str, **numbers: Any) -> WatchRecord:
         "efficiency": 0.9,
         "efficiency_bound": 0.8,
     }
-    fixed = {"rank": 0, "method": "GoMuon", "matrices": 1, "rows": 64, "columns": 64}
+    fixed: dict[str, Any] = {
+        "rank": 0,
+        "method": "GoMuon",
+        "matrices": 1,
+        "rows": 64,
+        "columns": 64,
+    }
     return WatchRecord(step=step, layer=layer, covered=10, lr=0.08, **fixed, **(usual | numbers))
 
 
@@ -122,7 +127,7 @@ def test_a_method_without_geometry_has_dashes() -> None:
     run = RunView.of([record(10, "a.weight", **nothing, source_rank=None, source_spread=None)])
     row = next(line for line in shown(run).splitlines() if line.startswith("a "))
     assert row.split() == ["a", "0.02", "0.40", "–", "–", "–", "–", "–"]
-    assert "<svg" not in page(run, Path("x")) or "κ(A)" in page(run, Path("x"))
+    assert page(run, Path("x")).count("<figure>") == 3  # rate, cosines and rank of the weights
 
 
 def test_the_page_needs_nothing_else(run_file: Path) -> None:
@@ -205,7 +210,6 @@ def test_the_live_view_follows_the_file(
     command._follow(command.read_run(run_file), run_file, out, 0.1, console)
     assert steps == [30, 40]
     assert "steps 10 to 40" in out.read_text()
-    assert threading.active_count() >= 1
 
 
 @pytest.mark.parametrize(
@@ -219,14 +223,13 @@ def test_large_numbers(value: float | None, text: str) -> None:
 
 def test_small_numbers_names_and_bars() -> None:
     assert [ratio(x) for x in (0.0213, 0.0, 3e-6, None)] == ["0.021", "0", "3e-06", "–"]
-    assert short("model.layers.0.self_attn.q_proj.weight", 20) == "model.lay….q_proj"[:0] + short(
-        "model.layers.0.self_attn.q_proj", 20
-    )
+    assert short("model.layers.0.self_attn.q_proj.weight", 20) == "model.lay…ttn.q_proj"
+    assert short("0.mlp.up.weight") == "0.mlp.up"
     assert len(short("a" * 60)) == 25
     assert common_prefix(["a.b.0.x", "a.b.1.x"]) == "a.b."
     assert common_prefix(["a.b0.x", "a.b1.x"]) == "a."
     assert common_prefix(["a.b"]) == ""
-    assert spark([1.0, 2.0, 3.0]) == "▁▄█" or spark([1.0, 2.0, 3.0])[0] == "▁"
+    assert spark([1.0, 2.0, 3.0]) == "▁▅█"
     assert spark([5.0]) == "▁"
     assert len(spark([float(i) for i in range(1000)])) <= 32
     assert spark([1.0, 10.0, 100.0], logarithmic=True) == spark([1.0, 2.0, 3.0])
