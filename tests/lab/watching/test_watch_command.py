@@ -123,7 +123,8 @@ def test_a_low_terminal_shows_fewer_rows() -> None:
 
 
 def test_a_method_without_geometry_has_dashes() -> None:
-    nothing = dict.fromkeys(("drift", "efficiency", "input_condition", "output_condition"))
+    names = ("drift", "efficiency", "efficiency_bound", "input_condition", "output_condition")
+    nothing = dict.fromkeys(names)
     run = RunView.of([record(10, "a.weight", **nothing, source_rank=None, source_spread=None)])
     row = next(line for line in shown(run).splitlines() if line.startswith("a "))
     assert row.split() == ["a", "0.02", "0.40", "–", "–", "–", "–", "–"]
