@@ -22,6 +22,7 @@ from gomuon.lab.bench import workloads
 from gomuon.lab.bench.interleaving import Runner, StepTime, interleave
 from gomuon.lab.bench.workloads import Size
 from gomuon.lab.files import make_folder, write_json
+from tools.capture_cost import summary
 
 FOLDER = Path("results") / "watch"
 EVERY, WINDOW = 10, 60
@@ -50,7 +51,9 @@ def measure(size: Size = "full", windows: int = 5) -> dict[str, dict[str, Any]]:
     times, _ = interleave(runners, warmup=EVERY, steps=WINDOW * windows)
     sums = {name: _sums(steps) for name, steps in times.items()}
     return {
-        name: _summary([math.log(a / b) for a, b in zip(sums[name], sums["never"], strict=True)])
+        name: summary(
+            [math.log(a / b) for a, b in zip(sums[name], sums["never"], strict=True)], "windows"
+        )
         for name in ARMS
         if name != "never"
     }
@@ -60,17 +63,6 @@ def _sums(steps: list[StepTime]) -> list[float]:
     """Seconds of every window."""
     whole = [one.whole for one in steps]
     return [math.fsum(whole[i : i + WINDOW]) for i in range(0, len(whole), WINDOW)]
-
-
-def _summary(logs: list[float]) -> dict[str, Any]:
-    """The geometric mean of ratios, and its standard error as a share."""
-    mean = math.fsum(logs) / len(logs)
-    spread = math.fsum((one - mean) ** 2 for one in logs) / max(1, len(logs) - 1)
-    return {
-        "ratio": round(math.exp(mean), 4),
-        "error": round(math.sqrt(spread / len(logs)), 4),
-        "windows": len(logs),
-    }
 
 
 def main(folder: str = str(FOLDER), windows: str = "5") -> None:

@@ -1,18 +1,11 @@
 """On an accelerator the device is read once for each record, and nothing is decomposed for it."""
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.accelerator import HOST, Unwanted, host_as_accelerator
+from tests.accelerator import HOST, Unwanted, host_as_accelerator, printed_by
 from tests.watching.accelerator import EVERY, FAKED, NAMES, window
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -27,19 +20,8 @@ def test_on_the_host(name: str) -> None:
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """Counts of every step, in a process of its own: torch cannot forget a device."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.watching.accelerator"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
-    if not answer["device"]:
-        pytest.skip("this torch can fake tensors of no device but the CPU")
-    return answer["found"]
+    found: dict[str, Any] = printed_by("tests.watching.accelerator")["found"]
+    return found
 
 
 @pytest.mark.slow

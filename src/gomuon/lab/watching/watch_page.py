@@ -22,7 +22,7 @@ from gomuon.lab.watching.layer_views import (
     Number,
     RunView,
 )
-from gomuon.lab.watching.watch_terminal import common_prefix, large, ratio, share
+from gomuon.lab.watching.watch_terminal import common_prefix, newest_numbers
 
 Curve = tuple[str, Number]
 _SAID = {
@@ -166,20 +166,14 @@ def _table(run: RunView) -> Table:
 
 
 def _row(layer: LayerView, shared: str) -> tuple[Cell | str, ...]:
-    condition_a, condition_b = layer.conditions
-    drift, rank, age = layer.drift, layer.rank, layer.last.age
+    rank, age = layer.rank, layer.last.age
     weight_rank = layer.latest(lambda r: r.weight_rank)
     counted = sum(record.gradient_negatives for record in layer.records)
     covered = sum(record.covered * record.matrices for record in layer.records)
     return (
         layer.name.removeprefix(shared),
         ", ".join(layer.remarks) or ABSENT,
-        ratio(layer.last.update_ratio),
-        share(layer.last.gradient_cosine),
-        share(layer.efficiency),
-        share(None if drift is None else 1 / drift),
-        large(condition_a),
-        large(condition_b),
+        *newest_numbers(layer),
         ABSENT if rank is None else f"{rank[0]:.0f} of {rank[1]}",
         ABSENT if weight_rank is None else f"{weight_rank:.0f}",
         ABSENT if age is None else str(age),

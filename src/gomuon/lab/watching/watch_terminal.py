@@ -63,21 +63,28 @@ def _table(run: RunView, rows: int) -> Table:
 
 
 def _row(layer: LayerView, shared: str) -> list[RenderableType]:
-    condition_a, condition_b = layer.conditions
-    drift, rank = layer.drift, layer.rank
+    rank = layer.rank
     letters = Text()
     for remark in layer.remarks:
         letters.append(_LETTERS[remark], style=f"bold {_STYLES[remark]}")
     return [
         short(layer.name.removeprefix(shared)),
+        *newest_numbers(layer),
+        ABSENT if rank is None else f"{rank[0]:.0f}/{rank[1]}",
+        letters,
+    ]
+
+
+def newest_numbers(layer: LayerView) -> list[str]:
+    """η‖U‖/‖W‖, the cosine with the gradient, efficiency, 1/Θ, κ(A) and κ(B̄)."""
+    condition_a, condition_b = layer.conditions
+    return [
         ratio(layer.last.update_ratio),
         share(layer.last.gradient_cosine),
         share(layer.efficiency),
-        share(None if drift is None else 1 / drift),
+        share(None if layer.drift is None else 1 / layer.drift),
         large(condition_a),
         large(condition_b),
-        ABSENT if rank is None else f"{rank[0]:.0f}/{rank[1]}",
-        letters,
     ]
 
 
