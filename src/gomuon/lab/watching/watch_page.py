@@ -68,7 +68,7 @@ def _sections(run: RunView) -> list[Section]:
 def _plots(run: RunView) -> tuple[Block, ...]:
     wanted: list[tuple[str, str, list[Curve], bool]] = [
         (
-            "Efficiency of cached maps at refreshes, and the bound 1/Θ (Equation 36)",
+            "Efficiency of cached maps at refreshes, and the bound 1/Θ, Equation (36)",
             "efficiency",
             [("efficiency", lambda r: r.efficiency), ("1/Θ", lambda r: r.efficiency_bound)],
             False,
