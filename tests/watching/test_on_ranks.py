@@ -9,6 +9,8 @@ import torch
 from gomuon import GoMuon
 from gomuon.watching.records import WatchRecord
 from tests.distributed.launcher import Place, launch
+from tests.distributed.test_tensor_parallel import Net, divided
+from tests.distributed.test_tensor_parallel import train as train_blocks
 from tests.distributed.worlds import assert_alike, train, weights, wrapped
 from tests.models import transformer
 
@@ -64,6 +66,25 @@ def test_replicated_ranks_record_everything(tmp_path: Path) -> None:
     for rank, records in enumerate(all_records(answers)):
         assert len(records) == 14
         assert {record.rank for record in records} == {rank}
+
+
+def blocks(place: Place) -> Any:
+    """The records of all ranks where each has blocks of the layers."""
+    model = divided(Net())
+    optimizer = GoMuon(model, refresh_every=2)
+    watch = optimizer.watch(every=2, spectra=1, gather=True)
+    train_blocks(model, optimizer, range(4))
+    return [record.as_dict() for record in watch]
+
+
+def test_blocks_under_tensor_parallelism(tmp_path: Path) -> None:
+    one, other = launch(2, blocks, tmp_path)
+    assert one == other
+    last = {(r["layer"], r["rank"]): r for r in one if r["step"] == 4}
+    assert {rank for _, rank in last} == {0, 1}
+    gate = last["gate.weight", 0], last["gate.weight", 1]
+    assert [(r["rows"], r["columns"]) for r in gate] == [(6, 8), (6, 8)]
+    assert gate[0]["source_alignment"] != gate[1]["source_alignment"]
 
 
 def test_records_of_ranks_are_those_of_one_process(tmp_path: Path) -> None:

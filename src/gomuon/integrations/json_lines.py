@@ -68,15 +68,14 @@ def read_records(path: str | os.PathLike[str]) -> list[WatchRecord]:
 
 
 def _records(path: Path) -> Iterator[WatchRecord]:
-    text = path.read_text(encoding="utf-8")
-    lines = text.split("\n")
+    lines = path.read_bytes().split(b"\n")
     for number, line in enumerate(lines[:-1], start=1):
         try:
-            entries = json.loads(line)
+            entries = json.loads(line.decode())
             if not isinstance(entries, dict):
                 raise ValueError("it is no JSON object")
             yield WatchRecord.from_dict(entries)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ValueError(
                 f"line {number} of {path} is no record of JsonLinesWriter: {error}"
             ) from error

@@ -1,9 +1,13 @@
 """What is recorded of a layer, and what becomes of the numbers that were read from the device."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+from gomuon.errors import describe_value
 
 
 @dataclass(frozen=True)
@@ -135,15 +139,22 @@ class WatchRecord:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, entries: Mapping[str, Any]) -> "WatchRecord":
+    def from_dict(cls, entries: Mapping[str, Any]) -> WatchRecord:
         """The record that `as_dict` described; unknown names are left out.
 
         Raises:
-            ValueError: a name without a default is missing.
+            ValueError: a name without a default is missing, or a value is of another kind.
         """
-        known = {field.name for field in fields(cls)}
+        known = {field.name: str(field.type) for field in fields(cls)}
+        given = {name: value for name, value in entries.items() if name in known}
+        for name, value in given.items():
+            if not _fits(value, known[name]):
+                raise ValueError(
+                    f"this is no record of a watched layer: {name} must be {known[name]}, got "
+                    f"{describe_value(value)}"
+                )
         try:
-            return cls(**{name: value for name, value in entries.items() if name in known})
+            return cls(**given)
         except TypeError as error:
             raise ValueError(f"this is no record of a watched layer: {error}") from error
 
@@ -159,6 +170,23 @@ class WatchRecord:
 NOT_PLOTTED = frozenset(
     ("step", "layer", "rank", "method", "matrices", "rows", "columns", "covered", "measured")
 )
+
+
+_LARGEST = 10**30  # of whole numbers
+
+
+def _fits(value: Any, kind: str) -> bool:
+    """Whether a value is of the kind that a field's annotation names."""
+    if value is None:
+        return kind.endswith("None")
+    if isinstance(value, bool):
+        return False
+    if kind.startswith("float"):
+        small = isinstance(value, float) or (isinstance(value, int) and abs(value) < _LARGEST)
+        return small and math.isfinite(value)
+    if kind.startswith("int"):
+        return isinstance(value, int) and abs(value) < _LARGEST
+    return isinstance(value, str)
 
 
 def weight_length(record: WatchRecord) -> float | None:

@@ -55,7 +55,6 @@ class Watch:
         self.history: dict[str, list[WatchRecord]] = {}
         self._step, self._rank, self._team = step, rank, team
         self._method = type(optimizer).__name__
-        self._groups = optimizer.param_groups
         self._taken = self._steps_taken(optimizer)
         self._since = 0  # steps taken since the last record
         self._made = 0  # records so far, for the layers' turns
@@ -175,7 +174,8 @@ class Watch:
         renewed = self._renewed.get(layer.parameter)
         if renewed is None or not any(name in layer.state for name in _MAPS):
             return None
-        return int(group["step"] - renewed)
+        age = int(group["step"] - renewed)
+        return age if age >= 0 else None  # an older checkpoint was loaded
 
     # ---- after the step --------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """`gomuon watch`: what stands out, in 80 columns and on a page that needs nothing else."""
 
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -166,6 +167,11 @@ def test_the_command_prints_and_writes(
         (None, "does not exist"),
         ("", "has no record yet"),
         ("hello\n", "line 1 of .* is no record of JsonLinesWriter"),
+        ("[" * 100_000 + "\n", "line 1 of .* is no record of JsonLinesWriter"),
+        ('{"step": true}\n', "step must be int, got True"),
+        ('{"layer": 3}\n', "layer must be str, got 3"),
+        ('{"drift": NaN}\n', "drift must be float . None, got nan"),
+        ('{"age": 1' + "0" * 99 + "}\n", "age must be int . None, got a whole number of 329 bits"),
     ],
 )
 def test_a_file_without_records_is_refused(
@@ -178,6 +184,15 @@ def test_a_file_without_records_is_refused(
         command.read_run(path)
     assert cli.main(["watch", str(path)]) == 2
     assert "gomuon: " in capsys.readouterr().err
+
+
+def test_bytes_that_are_no_text_and_pipes_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "garbage").write_bytes(bytes(range(256)))
+    with pytest.raises(LabError, match="is no record"):
+        command.read_run(tmp_path / "garbage")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(LabError, match="not a regular file"):
+        command.read_run(tmp_path / "pipe")
 
 
 def test_a_folder_is_refused(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from rich.live import Live
 
 from gomuon.integrations.json_lines import read_records
 from gomuon.lab.errors import LabError
-from gomuon.lab.files import write_text
+from gomuon.lab.files import readable_size, write_text
 from gomuon.lab.flags import Flag, OptionalPath
 from gomuon.lab.input_checks import require_positive
 from gomuon.lab.terminal import SafeConsole
@@ -60,6 +60,7 @@ def read_run(file: Path) -> RunView:
         LabError: there is no such file, it has other content, or no record yet.
     """
     try:
+        readable_size(file)
         records = read_records(file)
     except FileNotFoundError:
         raise LabError(
