@@ -71,17 +71,17 @@ def measure(size: Size = "full", cycles: int = 60) -> dict[str, dict[str, Any]]:
     ratios = [math.log(ours.whole / theirs.whole) for ours, theirs in pairs]
     refreshes = ratios[::INTERVAL]
     reuses = [one for step, one in enumerate(ratios) if step % INTERVAL]
-    return {"refresh": summary(refreshes), "reuse": summary(reuses)}
+    return {"refresh": _summary(refreshes), "reuse": _summary(reuses)}
 
 
-def summary(logs: list[float], counted: str = "steps") -> dict[str, Any]:
-    """The geometric mean of ratios, and its standard error as a share, from their logarithms."""
+def _summary(logs: list[float]) -> dict[str, Any]:
+    """The geometric mean of ratios, and its standard error as a share."""
     mean = math.fsum(logs) / len(logs)
     spread = math.fsum((one - mean) ** 2 for one in logs) / max(1, len(logs) - 1)
     return {
         "ratio": round(math.exp(mean), 4),
         "error": round(math.sqrt(spread / len(logs)), 4),
-        counted: len(logs),
+        "steps": len(logs),
     }
 
 

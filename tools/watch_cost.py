@@ -11,6 +11,7 @@ layer's spectra once. Prints the ratios and writes watch.json into the folder (r
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,6 @@ from gomuon.lab.bench import workloads
 from gomuon.lab.bench.interleaving import Runner, StepTime, interleave
 from gomuon.lab.bench.workloads import Size
 from gomuon.lab.files import make_folder, write_json
-from tools.capture_cost import summary
 
 FOLDER = Path("results") / "watch"
 EVERY, WINDOW = 10, 60
@@ -49,20 +49,33 @@ def measure(size: Size = "full", windows: int = 5) -> dict[str, dict[str, Any]]:
         start(optimizer)
         runners[name] = Runner(model, optimizer, workload)
     times, _ = interleave(runners, warmup=EVERY, steps=WINDOW * windows)
-    sums = {name: _sums(steps) for name, steps in times.items()}
-    return {
-        name: summary(
-            [math.log(a / b) for a, b in zip(sums[name], sums["never"], strict=True)], "windows"
-        )
-        for name in ARMS
-        if name != "never"
-    }
+    cycles = {name: _windows(steps) for name, steps in times.items()}
+    return {name: _compared(cycles[name], cycles["never"]) for name in ARMS if name != "never"}
 
 
-def _sums(steps: list[StepTime]) -> list[float]:
-    """Seconds of every window."""
+def _windows(steps: list[StepTime]) -> list[list[float]]:
+    """Seconds of every step, window by window. Steps in one place do the same work."""
     whole = [one.whole for one in steps]
-    return [math.fsum(whole[i : i + WINDOW]) for i in range(0, len(whole), WINDOW)]
+    return [whole[i : i + WINDOW] for i in range(0, len(whole), WINDOW)]
+
+
+def _compared(one: list[list[float]], other: list[list[float]]) -> dict[str, Any]:
+    """The ratio of usual windows, and its standard error by leaving out one window at a time."""
+    count = len(one)
+    ratio = _usual(one) / _usual(other)
+    without = [
+        _usual([*one[:i], *one[i + 1 :]]) / _usual([*other[:i], *other[i + 1 :]])
+        for i in range(count)
+        if count > 1
+    ]
+    mean = math.fsum(without) / max(1, len(without))
+    spread = math.fsum((x - mean) ** 2 for x in without) * (count - 1) / count
+    return {"ratio": round(ratio, 4), "error": round(math.sqrt(spread), 4), "windows": count}
+
+
+def _usual(windows: list[list[float]]) -> float:
+    """Seconds of a window whose every step takes its median time, so that a stall hardly counts."""
+    return math.fsum(statistics.median(place) for place in zip(*windows, strict=True))
 
 
 def main(folder: str = str(FOLDER), windows: str = "5") -> None:

@@ -167,8 +167,14 @@ class Watch:
         )
 
     def _has_turn(self, layer: Layer) -> bool:
-        turn = self._turns.setdefault(layer.parameter, len(self._turns) % self.spectra)
-        return turn == self._made % self.spectra
+        if layer.parameter not in self._turns:
+            # Neighbours in a stack have the same turn, because one call measures them together.
+            present = [one for group in self._step.participants.values() for one in group.layers]
+            self._turns = {
+                one.parameter: index * self.spectra // len(present)
+                for index, one in enumerate(present)
+            }
+        return self._turns.get(layer.parameter, 0) == self._made % self.spectra
 
     def _age(self, layer: Layer, group: Group) -> int | None:
         renewed = self._renewed.get(layer.parameter)
