@@ -12,13 +12,17 @@ device.
 import contextlib
 import dataclasses
 import json
+import os
+import subprocess
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
@@ -217,6 +221,26 @@ def faked() -> Iterator[None]:
         for context in (*patches, FakeTensorMode(), Answers()):
             entered.enter_context(context)
         yield
+
+
+def printed_by(module: str) -> dict[str, Any]:
+    """The JSON that a module of the tests prints, in a process of its own: see above.
+
+    The test is skipped if there is no device that torch can fake.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", module],
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    if not answer["device"]:
+        pytest.skip("this torch can fake tensors of no device but the CPU")
+    return answer
 
 
 def main(names: list[str]) -> None:

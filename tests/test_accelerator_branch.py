@@ -3,20 +3,14 @@
 Steps are recorded in two ways, see `tests.accelerator`.
 """
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from gomuon.recipes.registry import METHODS
 from gomuon.recipes.stations import EVERY_STEP
-from tests.accelerator import HOST, Unwanted, host_as_accelerator, recorded_steps
+from tests.accelerator import HOST, Unwanted, host_as_accelerator, printed_by, recorded_steps
 
-ROOT = Path(__file__).parents[1]
 # What a refresh step and a reuse step may do.
 REFRESH, REUSE = Unwanted(waits=1), Unwanted()
 
@@ -57,18 +51,7 @@ def test_on_the_host(name: str) -> None:
 @pytest.mark.slow
 def test_on_a_fake_device() -> None:
     """Fake tensors of another device: no copy between it and the host is overlooked."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.accelerator"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    if not found["device"]:
-        pytest.skip("this torch can fake tensors of no device but the CPU")
+    found = printed_by("tests.accelerator")
     methods: dict[str, dict[str, Any]] = found["methods"]
     assert list(methods) == list(METHODS)
     # A step fails here if the size of one of its tensors is read from the device.

@@ -1,11 +1,6 @@
 """Factors, and maps if asked, that live on the host: what moves when, and that nothing changes."""
 
-import json
-import os
-import subprocess
-import sys
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,30 +8,19 @@ import torch
 
 from gomuon.parameters.keeping import Keeping
 from gomuon.recipes.registry import METHODS
+from tests.accelerator import printed_by
 from tests.methods.table import assert_equal, make, saved
 from tests.models import train, transformer
 from tests.offloaded import SETTINGS
 
-ROOT = Path(__file__).parents[1]
 OFFLOADING = [name for name, kind in METHODS.items() if "offload" in kind.recipe.settings]
 
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:
     """The copies of every step, in a process of its own: torch cannot forget a device."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.offloaded"],
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    answer: dict[str, Any] = json.loads(done.stdout)
-    if not answer["device"]:
-        pytest.skip("this torch can fake tensors of no device but the CPU")
-    return answer["found"]
+    found: dict[str, Any] = printed_by("tests.offloaded")["found"]
+    return found
 
 
 @pytest.mark.parametrize("name", SETTINGS)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from gomuon import GoMuon, Muon, Scion, functional
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Stack
 from gomuon.recipes.registry import METHODS
+from gomuon.watching.layer_updates import LayerUpdate
 from tests.models import language_loss, mlp, transformer
 
 SCALED = [name for name, method in METHODS.items() if "lr_scale" in method.recipe.settings]
@@ -25,8 +25,8 @@ def updates(optimizer: MatrixOptimizer, step: Callable[[], None]) -> list[Tensor
     """The updates U of all matrices in one step, each [m, n]."""
     seen: list[Tensor] = []
 
-    def observe(stack: Stack, source: Tensor, U: Tensor) -> None:
-        seen.extend(U)
+    def observe(layer: LayerUpdate) -> None:
+        seen.extend(layer.update)
 
     stop = optimizer.add_observer(observe)
     step()

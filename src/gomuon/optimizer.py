@@ -29,9 +29,11 @@ from gomuon.distributed.team import Captured, Team
 from gomuon.distributed.team_finder import TeamFinder, is_distributed
 from gomuon.errors import NonFiniteGradientError, RankError, describe_exception, describe_value
 from gomuon.functional.linalg import full_precision
+from gomuon.intervals import shortest
 from gomuon.parameters.described_groups import described_groups
 from gomuon.parameters.groups import is_matrix, named, names_of_model, with_groups
 from gomuon.parameters.keeping import wait_for_copies
+from gomuon.parameters.layers import Layer
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.rates import add_adamw_settings, add_base_rate
 from gomuon.parameters.routing import Routes, RoutingTable, check_trainable
@@ -46,7 +48,11 @@ from gomuon.recipes.overrides import Overrides
 from gomuon.recipes.recipe import Recipe
 from gomuon.reports import Reports
 from gomuon.settings import AdamWSettings, check_settings
-from gomuon.step import Observer, Step, outside_graphs
+from gomuon.step import Observer, Step, has_geometry, outside_graphs
+from gomuon.watching.doctor import Patient, diagnosis
+from gomuon.watching.findings import Diagnosis
+from gomuon.watching.layer_updates import HandedUpdates, LayerUpdate
+from gomuon.watching.watch import Watch, Writer
 
 Parameters = nn.Module | Iterable[Any]
 Group = Mapping[str, Any]
@@ -228,8 +234,73 @@ class MatrixOptimizer(torch.optim.Optimizer):
             )
         self._count_skipped(f"{fault}; the step was skipped")
 
-    def add_observer(self, observer: Observer) -> Callable[[], None]:
-        """Call `observer(stack, source, U)` for every updated stack; returns a function to stop."""
+    # ---- watching --------------------------------------------------------------------------------
+
+    def watch(
+        self,
+        every: int = 10,
+        *,
+        to: Writer | Iterable[Writer] | None = None,
+        spectra: int = 6,
+        gather: bool = False,
+    ) -> Watch:
+        """Record what the geometry does in every layer (docs/watch.md). No step changes by a bit.
+
+        Args:
+            every: one `WatchRecord` for each layer every so many steps. Nothing is read from the
+                device in between.
+            to: a function, or several, called with the list of records each time: a writer of
+                `gomuon.integrations`, or your own. None: the watch keeps them until you take them.
+            spectra: numbers that need spectra (oracle value, condition numbers, drift, …) cost as
+                much as a step. A layer's are in every so-manyth of its records, layers taking
+                turns. 1: in every record.
+            gather: every rank gets the records of all ranks. All ranks must then watch alike.
+                Otherwise a rank records the layers that it computes.
+
+        Returns:
+            The watch. `remove()` ends it, and so does the end of a `with` block.
+        """
+        team = self._team if gather else None
+        return Watch(self, self._step, every, to, spectra, rank=self._rank, team=team)
+
+    def doctor(self) -> Diagnosis:
+        """What looks wrong, in sentences: print it. Best after `watch()` and some hundred steps.
+
+        It looks at the layers that this rank computes. See docs/watch.md for its checks.
+        """
+        watches = [one for one in self._step.observers if isinstance(one, Watch)]
+        histories = watches[-1].history if watches else {}
+        patients = [
+            Patient(layer, self.param_groups[index], histories.get(layer.name, ()))
+            for index, present in self._step.participants.items()
+            for layer in present.layers
+        ]
+        of_group = {id(patient.layer): patient.group for patient in patients}
+        return diagnosis(
+            patients,
+            lambda layer: self._why_never_captured(layer, of_group[id(layer)]),
+            watched=bool(watches),
+        )
+
+    def _why_never_captured(self, layer: Layer, group: Group) -> str | None:
+        """Why a layer that should be captured has no geometry; None if it has, or is not due."""
+        sides = self._capture.sides_of(layer.parameter, group)
+        due = group["step"] >= (shortest(group.get("refresh_every")) or 1)
+        if has_geometry(layer) or not due or not any(sides):
+            return None
+        if self._capture.model is None:
+            return "the optimizer was given parameters, not a model: pass model=, or the model"
+        return self._capture.why_missed(layer.parameter).rstrip(".")
+
+    @staticmethod
+    def _rank() -> int:
+        return torch.distributed.get_rank() if is_distributed() else 0
+
+    def add_observer(self, observer: Callable[[LayerUpdate], Any]) -> Callable[[], None]:
+        """Call `observer` with a `LayerUpdate` for every updated layer; returns a way to stop."""
+        return self._observe(HandedUpdates(observer))
+
+    def _observe(self, observer: Observer) -> Callable[[], None]:
         self._step.observers.append(observer)
         return lambda: self._step.observers.remove(observer)
 

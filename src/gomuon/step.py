@@ -4,7 +4,7 @@ import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -31,10 +31,28 @@ from gomuon.reports import Reports
 from gomuon.threads.spreading import concurrently, cores_for_workers
 
 Group = Mapping[str, Any]
-Observer = Callable[[Stack, Tensor, Tensor], None]  # called with a stack, its source and update
 
 # A layer's state holds one of these once it has a geometry.
 _GEOMETRY = {"left_map", "right_map", "left_factor", "right_factor"}
+
+
+class Observer(Protocol):
+    """What looks on while steps are taken. It changes nothing."""
+
+    def before_refresh(
+        self, observed: Sequence[Layer], renewed: Sequence[Layer], group: Group
+    ) -> None:
+        """Called before layers of a group are observed and renewed. Either may be none."""
+        ...
+
+    def updated(self, stack: Stack, source: Tensor, D: Tensor, U: Tensor, group: Group) -> None:
+        """Called once a stack has moved, with its source, direction and update, [b, m, n]."""
+        ...
+
+
+def has_geometry(layer: Layer) -> bool:
+    """Whether a layer has maps or factors."""
+    return bool(_GEOMETRY & layer.state.keys())
 
 
 def outside_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -221,9 +239,11 @@ class Step:
         renewed = [layer for layer in present.layers if clock.renews(group, layer.turn)]
         for layer in observed:
             layer.statistics = statistics.get(layer.parameter)
-        new = [layer for layer in renewed if not _GEOMETRY & layer.state.keys()]
+        new = [layer for layer in renewed if not has_geometry(layer)]
         if new:
             self.reports.warn_if(costly_refresh(new, self.recipe.work, group), key="costly refresh")
+        for observer in self.observers:
+            observer.before_refresh(observed, renewed, group)
         cores = cores_for_workers(sum(layer.parameter.numel() for layer in renewed))
         with cores, cores:  # twice, see `cores_for_workers`
             failed = geometry.refresh(observed, renewed, present.stacks, group)  # (27), (28), (29)
@@ -241,7 +261,7 @@ class Step:
         """Warn of layers that have no geometry although it was their turn, or only an old one."""
         missing: dict[tuple[str, bool], list[str]] = {}
         for layer in layers:
-            has_maps = bool(_GEOMETRY & layer.state.keys())
+            has_maps = has_geometry(layer)
             # An expert without rows is no reason to warn, but its gradient may be there, as zeros.
             due = not has_maps or (layer.missed == MISSED and bool(layer.gradients.any()))
             if due and any(capture.sides_of(layer.parameter, group)):
@@ -264,8 +284,8 @@ class Step:
                 factor, drift = cautious(factor, drift, U, stack)
             stack.move(factor, lr * U if drift is None else drift + lr * U)  # (35) W_{t+1}
             stack.count_update()
-            for observe in self.observers:
-                observe(stack, source, U)
+            for observer in self.observers:
+                observer.updated(stack, source, D, U, group)
             stack.close()
         if recipe.geometry.acts_after:
             due = [layer for layer in present.layers if recipe.clock.renews(group, layer.turn)]

@@ -1,21 +1,27 @@
 """Measurements while an optimizer runs."""
 
-import torch
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from gomuon.optimizer import MatrixOptimizer
+from gomuon.parameters.layers import Layer
 from gomuon.parameters.stacks import Stack
+from gomuon.step import Group
+from gomuon.watching.negatives import negatives
 
 
 class Alignment:
     """Counts updates that point against their source, ⟨M̂, U⟩ < 0, or their gradient, ⟨G, U⟩ < 0.
 
     For a matched direction the first is impossible by Theorem 1; the second is always possible.
+    `optimizer.watch()` records this and more; this counts over a whole run and reads nothing
+    before it is asked.
     """
 
     def __init__(self, optimizer: MatrixOptimizer) -> None:
         self._counts: Tensor | None = None
-        self._remove = optimizer.add_observer(self._observe)
+        self._remove = optimizer._observe(self)
 
     @property
     def negative_source(self) -> int:
@@ -28,11 +34,15 @@ class Alignment:
     def remove(self) -> None:
         self._remove()
 
-    def _observe(self, stack: Stack, source: Tensor, U: Tensor) -> None:
-        negative = torch.stack([((X * U).sum(dim=(-2, -1)) < 0).sum() for X in (source, stack.G)])
-        self._counts = (
-            negative if self._counts is None else self._counts + negative.to(self._counts)
-        )
+    def before_refresh(
+        self, observed: Sequence[Layer], renewed: Sequence[Layer], group: Group
+    ) -> None:
+        """Nothing is counted before a refresh."""
+
+    def updated(self, stack: Stack, source: Tensor, D: Tensor, U: Tensor, group: Group) -> None:
+        """Count the updates of a stack; see `step.Observer`."""
+        found = negatives(stack, source, U).sum(0)
+        self._counts = found if self._counts is None else self._counts + found.to(self._counts)
 
 
 class Refreshes:
@@ -40,19 +50,19 @@ class Refreshes:
 
     def __init__(self, optimizer: MatrixOptimizer) -> None:
         self.count = 0
-        self._optimizer = optimizer
-        self._remove = optimizer.add_observer(self._observe)
+        self._remove = optimizer._observe(self)
 
     def remove(self) -> None:
         self._remove()
 
-    def _observe(self, stack: Stack, source: Tensor, U: Tensor) -> None:
-        groups = self._optimizer.param_groups
-        of_layers = {id(p): group for group in groups for p in group["params"]}
-        clock = self._optimizer.recipe.clock
-        self.count += sum(
-            clock.renews(of_layers[id(layer.parameter)], layer.turn) for layer in stack.layers
-        )
+    def before_refresh(
+        self, observed: Sequence[Layer], renewed: Sequence[Layer], group: Group
+    ) -> None:
+        """Count the layers of a refresh; see `step.Observer`."""
+        self.count += len(renewed)
+
+    def updated(self, stack: Stack, source: Tensor, D: Tensor, U: Tensor, group: Group) -> None:
+        """Nothing is counted when weights move."""
 
 
 def root_fallbacks(optimizer: MatrixOptimizer) -> dict[str, int]:

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from gomuon import GoMuon, Muon
 from gomuon.functional import polar
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Stack
+from gomuon.watching.layer_updates import HandedUpdates, LayerUpdate
 from tests.faults.campaign import module_of
 from tests.faults.interrupts import KINDS, interrupted, operations, places, quiet
 from tests.models import language_loss, train, transformer
@@ -45,7 +45,7 @@ def test_a_failed_steps_gradients_move_nothing_later(
     layer.weight.grad = -torch.eye(4)
     with monkeypatch.context() as patched:
         if where == "observer":
-            patched.setattr(optimizer._step, "observers", [stop])
+            patched.setattr(optimizer._step, "observers", [HandedUpdates(stop)])
         else:
             patched.setattr("gomuon.recipes.stations.polar", stop)
         with pytest.raises(stopped_by):
@@ -64,7 +64,7 @@ def test_an_interrupted_step_is_not_counted() -> None:
     optimizer = GoMuon(model)
     train(model, optimizer, range(4))
 
-    def stop(stack: Stack, source: Tensor, U: Tensor) -> None:
+    def stop(layer: LayerUpdate) -> None:
         raise KeyboardInterrupt
 
     remove = optimizer.add_observer(stop)

@@ -11,8 +11,8 @@ import gomuon
 from gomuon import GoMuon, Halfspace, LayerSpec
 from gomuon.methods.halfspace import halfspace_direction
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Stack
 from gomuon.recipes.registry import METHODS
+from gomuon.watching.layer_updates import LayerUpdate
 from tests.methods import references
 from tests.methods.references.cut_sides import WHOLE, CutSide
 from tests.methods.references.data import ROWS, layer, learn, relative_error, rows
@@ -165,8 +165,8 @@ def test_kfac_has_eigenvalues_of_one_on_the_other_side() -> None:
 def test_the_half_space_direction_uses_the_cut_maps(settings: dict[str, Any]) -> None:
     seen: list[tuple[Tensor, Tensor, Tensor | None, Tensor | None]] = []
 
-    def observe(stack: Stack, source: Tensor, U: Tensor) -> None:
-        seen.append((source, U, stack.map("left_map"), stack.map("right_map")))
+    def observe(layer: LayerUpdate) -> None:
+        seen.append((layer.source, layer.update, layer.left_map, layer.right_map))
 
     def make(module: nn.Module) -> MatrixOptimizer:
         optimizer = Halfspace(module, polar="svd", **settings)

@@ -45,6 +45,10 @@ class OwnedLayer(Layer):
         return self._joined(self.whole_weights or [*map(self._here, (self.parameter, *self._bias))])
 
     @property
+    def has_weights(self) -> bool:
+        return bool(self.whole_weights) or not is_sharded(self.parameter)
+
+    @property
     def whole_weight(self) -> Tensor:
         if not self.whole_weights and is_sharded(self.parameter):  # when state is allocated
             dtype, device = self.parameter.dtype, self.parameter.device

@@ -286,6 +286,9 @@ class Owners:
     def owners(self, choose: ChooseOwners) -> Mapping[Tensor, int]:
         return choose(self.size)
 
+    def collected(self, mine: list[Any]) -> list[Any]:
+        return self.ranks.gather_lists(mine)
+
     def consolidated(
         self, state: dict[int, dict[str, Any]], owned: Sequence[int], to: int | None = None
     ) -> dict[int, dict[str, Any]]:

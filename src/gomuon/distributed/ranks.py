@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -75,6 +75,10 @@ class Ranks:
         with explained_failure():
             dist.all_gather_object(everyone, mine, group=self.group)
         return everyone
+
+    def gather_lists(self, mine: list[Any]) -> list[Any]:
+        """The lists of all ranks, one after the other. For few and small objects."""
+        return [item for theirs in self.gather_objects(mine) for item in cast(list[Any], theirs)]
 
     def gather_objects_on(self, to: int, mine: object) -> list[object]:
         """As `gather_objects`, but only rank `to` gets the objects; others get an empty list."""

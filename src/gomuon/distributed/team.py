@@ -114,6 +114,10 @@ class Team(Protocol):
         """
         ...
 
+    def collected(self, mine: list[Any]) -> list[Any]:
+        """The small objects of all ranks that compute different matrices, on every rank."""
+        ...
+
     def owners(self, choose: ChooseOwners) -> Mapping[Tensor, int]:
         """The rank that owns each matrix; empty where there are no owners."""
         ...
@@ -187,6 +191,9 @@ class Alone:
         self, capture: ModelCapture, choose: ChooseOwners, is_last: Callable[[], bool]
     ) -> None:
         pass
+
+    def collected(self, mine: list[Any]) -> list[Any]:
+        return mine
 
     def owners(self, choose: ChooseOwners) -> Mapping[Tensor, int]:
         return {}

@@ -130,6 +130,9 @@ class Blocks:
     def owners(self, choose: ChooseOwners) -> Mapping[Tensor, int]:
         return self.same.owners(choose)
 
+    def collected(self, mine: list[Any]) -> list[Any]:
+        return self.ranks.gather_lists(self.same.collected(mine))
+
     def consolidated(
         self, state: dict[int, dict[str, Any]], owned: Sequence[int], to: int | None = None
     ) -> dict[int, dict[str, Any]]:

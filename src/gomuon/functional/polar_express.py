@@ -225,14 +225,14 @@ def _steps_to_separation(floor: float) -> int:
     raise AssertionError("unreachable")
 
 
-def exact_by_products(X: Tensor) -> Tensor:
+def exact_by_products(X: Tensor, *, widens: bool = True) -> Tensor:
     """Polar Express, then steps that set the null space to zero.
 
-    The first steps are in float64 if the device has it: a division in float32 would already have an
-    error of ε·κ.
+    If it `widens`, the first steps are in float64 where the device has it: a division in float32
+    would already have an error of ε·κ.
     """
     tall = X.shape[-2] > X.shape[-1]
-    wide_steps = _WIDE_STEPS if has_float64(X) else 0
+    wide_steps = _WIDE_STEPS if widens and has_float64(X) else 0
     Y = X.mT if tall else X
     Y = _unit(Y.double() if wide_steps else Y)
     steps = _steps_to_separation(null_below(X.dtype))

@@ -173,6 +173,31 @@ def _oas(S: Tensor, count: Tensor, form: SideForm) -> Tensor:
         return S
     if form.blocks == 1 or form.last == form.size:
         return oas(S, count)[0]
+    return shrink(S, _intensities(S, count, form))
+
+
+def _intensities(S: Tensor, count: Tensor, form: SideForm) -> Tensor:
+    """λ of every block, Equation (17)."""
+    if form.blocks == 1 or form.last == form.size:
+        return oas(S, count)[1]
     first, last = S[..., :-1, :, :], S[..., -1, : form.last, : form.last]
-    intensities = oas(first, count)[1], oas(last, count.squeeze(-1))[1].unsqueeze(-1)
-    return shrink(S, torch.cat(intensities, -1))
+    both = oas(first, count)[1], oas(last, count.squeeze(-1))[1].unsqueeze(-1)
+    return torch.cat(both, -1)
+
+
+def intensity_and_rows(
+    side: SideName, layer: Layer, group: Group
+) -> tuple[Tensor | None, Tensor] | None:
+    """OAS's λ of a layer's observation, the mean over its blocks, and its number of rows.
+
+    Both are scalars on the moment's device. λ is None if the shrinkage is another one, or the
+    factor is a diagonal. None if there is no observation.
+    """
+    if not may_have_rows(moment_of(layer, side)):
+        return None
+    count, form = _counts([layer], side), _form(layer, side)
+    rows = count.amin()
+    if group.get("shrinkage") != "oas" or form.kind == "diagonal":
+        return None, rows
+    S = observations(side, [layer], group, shrunk=False)
+    return _intensities(S, beside(count, S)[..., 0, 0], form).mean(), rows

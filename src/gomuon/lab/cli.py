@@ -1,4 +1,4 @@
-"""The commands: race, tune, reproduce, report, data, methods, bench, plan, verify."""
+"""The commands: race, tune, reproduce, report, data, methods, bench, plan, verify, watch."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from gomuon.lab.flags import NO_DEFAULT_SHOWN, Flag, OptionalPath, refuse_empty
 from gomuon.lab.report import methods_page, terminal_methods
 from gomuon.lab.terminal import CLOSED_PIPE, SafeConsole, escaped, one_line, reader_is_gone
 from gomuon.lab.verification.command import verify
+from gomuon.lab.watching.command import watch
 
 app = tyro.extras.SubcommandApp()
 app.command(race)
@@ -104,7 +105,8 @@ def methods(
 app.command(bench)
 app.command(plan)
 app.command(verify)
-COMMANDS = (race, tune, reproduce, report, data, methods, bench, plan, verify)
+app.command(watch)
+COMMANDS = (race, tune, reproduce, report, data, methods, bench, plan, verify, watch)
 
 
 def main(arguments: list[str] | None = None) -> int:

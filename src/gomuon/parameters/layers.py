@@ -81,6 +81,11 @@ class Layer:
         return self._matrices(self.tensor, None if bias is None else self._here(bias))
 
     @property
+    def has_weights(self) -> bool:
+        """Whether this rank has the whole weights."""
+        return True
+
+    @property
     def whole_weight(self) -> Tensor:
         """The whole parameter, or the whole block."""
         return self.tensor

@@ -74,8 +74,8 @@ def test_sources_are_those_of_the_step_that_is_timed() -> None:
     made = runner(workload, "GoMuon")
     stepped: list[Tensor] = []
     optimizer: Any = made.stepper
-    optimizer.add_observer(lambda stack, source, U: stepped.append(stack.map("left_map") @ source))
-    found = lower_bounds.sources(made)
+    optimizer.add_observer(lambda layer: stepped.append(layer.left_map @ layer.source))
+    found = [X for stack in lower_bounds.sources(made) for X in stack.split(1)]
     assert [X.shape for X in found] == [X.shape for X in stepped]
     # Whitened on both sides, and by other maps than the identity.
     assert all(not torch.allclose(X, Y) for X, Y in zip(found, stepped, strict=True))

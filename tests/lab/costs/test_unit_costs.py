@@ -184,6 +184,20 @@ def work_of(name: str) -> StepWork:
     return work
 
 
+class SeenStacks:
+    """Remembers the stacks that steps move."""
+
+    def __init__(self, stacks: set[Stack]) -> None:
+        self._stacks = stacks
+
+    def before_refresh(self, *_: Any) -> None:
+        """Nothing is seen before a refresh."""
+
+    def updated(self, stack: Stack, *_: Any) -> None:
+        """Remember a stack."""
+        self._stacks.add(stack)
+
+
 def every_unit(units: list[list[MatrixLayer]], part: Callable[..., Work], *args: Any) -> Work:
     return [operation for unit in units for operation in part(unit, *args)]
 
@@ -202,7 +216,7 @@ def check_every_operation_and_byte(name: str, case: Case, settings: dict[str, An
     model, optimizer, found = prepared(name, settings, case)
     units = units_of(found.layers)
     stacks: set[Stack] = set()
-    optimizer.add_observer(lambda stack, *_: stacks.add(stack))
+    optimizer._observe(SeenStacks(stacks))
     backward_alone: int | None = None
     group = {**recipe.defaults, **settings}
     for step in range(2 * group.get("refresh_every", 1) + 1):

@@ -26,8 +26,8 @@ from gomuon.lab.costs.matrix_layers import find_layers, units_of
 from gomuon.lab.costs.unit_costs import moment_work, renewal_work
 from gomuon.lab.machine import on_threads
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.stacks import Stack
 from gomuon.recipes.work import Operation, Product, Work, maps_work
+from gomuon.watching.layer_updates import LayerUpdate
 
 Seconds = Mapping[str, float]  # of one core, by kind of work
 METHODS = ("Muon", "GoMuon")
@@ -56,16 +56,17 @@ def measure(workload: Workload, runners: Mapping[str, Runner]) -> dict[str, dict
 
 def sources(runner: Runner) -> list[Tensor]:
     """The matrices whose polar factors one more step computes: a tensor [b, m, n] per shape."""
-    seen: list[Tensor] = []
+    seen: dict[tuple[int, ...], list[Tensor]] = {}
 
-    def observe(stack: Stack, source: Tensor, _: Tensor) -> None:
-        seen.append(preconditioned(source, stack.map("left_map"), stack.map("right_map")).clone())
+    def observe(layer: LayerUpdate) -> None:
+        C = preconditioned(layer.source, layer.left_map, layer.right_map)
+        seen.setdefault(tuple(C.shape[1:]), []).append(C.clone())
 
     optimizer: Any = runner.stepper
     stop = optimizer.add_observer(observe)
     runner.timed_step()
     stop()
-    return seen
+    return [torch.cat(alike) for alike in seen.values()]
 
 
 def parts(workload: Workload, optimizer: MatrixOptimizer) -> dict[str, Work]:

@@ -1,0 +1,1 @@
+"""Watching an optimizer: what it measures of each layer, and what looks wrong."""
