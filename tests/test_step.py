@@ -104,7 +104,7 @@ def test_stacking_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def one_by_one(items: list[object], key: object) -> list[list[object]]:
         return [[item] for item in items]
 
-    monkeypatch.setattr("gomuon.parameters.stacking.group_by_key", one_by_one)
+    monkeypatch.setattr("gomuon.parameters.stacks.group_by_key", one_by_one)
     train(alone, GoMuon(alone), range(6))
     assert max(relative_errors(stacked, alone).values()) < 1e-12
 

@@ -40,7 +40,7 @@ from gomuon.parameters.routing import Routes, RoutingTable, check_trainable
 from gomuon.parameters.sharding import local_gradient
 from gomuon.parameters.shares import few_matrices
 from gomuon.parameters.specs import DEFAULT_SPEC, LayerSpec, layer_specs, with_shard
-from gomuon.parameters.stacking import Participants
+from gomuon.parameters.stacks import Participants
 from gomuon.parameters.state import Cut, wide_entries
 from gomuon.parameters.tensor_shards import tensor_shards
 from gomuon.recipes.model_groups import groups_and_model, groups_of_model

@@ -21,12 +21,10 @@ from gomuon.parameters.gradient_faults import dense_gradients, unusable_gradient
 from gomuon.parameters.late_check import LateCheck
 from gomuon.parameters.layers import Layer, note_layers_on_error
 from gomuon.parameters.layout import Layout, State
-from gomuon.parameters.stacking import Participants, stacked
-from gomuon.parameters.stacks import Stack
-from gomuon.recipes.next_intervals import NextIntervals
+from gomuon.parameters.stacks import Participants, Stack, stacked
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.refresh_cost import costly_refresh
-from gomuon.recipes.stations import Pending, cautious
+from gomuon.recipes.stations import NextIntervals, Pending, cautious
 from gomuon.reports import Reports
 from gomuon.threads.spreading import concurrently, cores_for_workers
 

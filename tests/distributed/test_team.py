@@ -10,7 +10,7 @@ from gomuon.geometry.base import Geometry
 from gomuon.moments import Moment, MomentShapes, Statistics
 from gomuon.parameters.layout import Layout, MatrixParameter
 from gomuon.parameters.specs import LayerSpec
-from gomuon.parameters.stacking import Participants
+from gomuon.parameters.stacks import Participants
 
 
 def one_owner(ranks: int) -> dict[torch.Tensor, int]:

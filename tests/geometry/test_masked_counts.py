@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gomuon import GoMuon
-from gomuon.geometry import observations
+from gomuon.geometry import moments_to_maps
 
 
 @pytest.mark.parametrize("known", [True, False], ids=["count known", "count on the device"])
@@ -13,7 +13,7 @@ def test_a_layer_without_rows_keeps_its_factors_and_has_not_failed(
     known: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not known:
-        monkeypatch.setattr(observations, "may_have_rows", lambda moment: moment is not None)
+        monkeypatch.setattr(moments_to_maps, "may_have_rows", lambda moment: moment is not None)
     layer = nn.Linear(3, 4, bias=False)
     optimizer = GoMuon(layer, refresh_every=1)
     seen = []

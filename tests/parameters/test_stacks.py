@@ -10,9 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gomuon import KFAC, SOAP, GoMuon, Mousse, Muon, Shampoo
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters import stacking
+from gomuon.parameters import stacks
 from gomuon.parameters.layers import Layer
-from gomuon.parameters.stacking import stacked
+from gomuon.parameters.stacks import stacked
 from tests.accelerator import host_as_accelerator
 from tests.models import language_loss, mlp, train, transformer
 
@@ -152,10 +152,10 @@ def test_a_stack_of_several_layers_is_not_larger_than_it_may_be(
         made = [Layer("", nn.Parameter(torch.zeros(shape)), {}) for shape in shapes]
         return [len(stack.layers) for stack in stacked(made)]
 
-    monkeypatch.setattr(stacking, "_AT_ONCE", 24)
+    monkeypatch.setattr(stacks, "_AT_ONCE", 24)
     assert sizes(*[(3, 4)] * 5) == [2, 2, 1]
     assert sizes((5, 6), (5, 6), (3, 4)) == [1, 1, 1], "a larger layer is alone"
-    monkeypatch.setattr(stacking, "_AT_ONCE", 2**22)
+    monkeypatch.setattr(stacks, "_AT_ONCE", 2**22)
     assert sizes(*[(3, 4)] * 5) == [5]
 
 

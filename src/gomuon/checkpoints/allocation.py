@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from gomuon.moments import Statistics
-from gomuon.parameters.stacking import Participants
+from gomuon.parameters.stacks import Participants
 from gomuon.parameters.state import COUNT, is_blank
-from gomuon.recipes.next_intervals import NextIntervals
+from gomuon.recipes.stations import NextIntervals
 from gomuon.step import Step
 
 State = dict[Tensor, dict[str, Any]]

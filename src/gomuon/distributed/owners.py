@@ -39,7 +39,7 @@ from gomuon.parameters.layers import Layer
 from gomuon.parameters.layout import Layout, MatrixParameter
 from gomuon.parameters.sharding import local, local_gradient
 from gomuon.parameters.side_forms import captured_maps
-from gomuon.parameters.stacking import Participants
+from gomuon.parameters.stacks import Participants
 from gomuon.parameters.state import COUNT, keep_only_count
 from gomuon.parameters.tensor_shards import TensorShard
 

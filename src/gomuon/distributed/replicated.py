@@ -16,7 +16,7 @@ from gomuon.distributed.team import Alone, Captured, Group, LocalCheck, Numbers
 from gomuon.errors import RankError
 from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.layers import Layer, note_layers_on_error
-from gomuon.parameters.stacking import Participants
+from gomuon.parameters.stacks import Participants
 
 
 class Replicated(Alone):

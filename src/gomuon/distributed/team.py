@@ -15,7 +15,7 @@ from gomuon.capture.model import ModelCapture
 from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.layout import MatrixParameter
-from gomuon.parameters.stacking import Participants
+from gomuon.parameters.stacks import Participants
 
 Group = Mapping[str, Any]
 Captured = Mapping[int, Mapping[Tensor, Statistics]]  # a rank's statistics, by group

@@ -22,7 +22,7 @@ from gomuon.moments import MomentShapes, Statistics
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.layout import MatrixParameter
 from gomuon.parameters.sharding import local
-from gomuon.parameters.stacking import Participants
+from gomuon.parameters.stacks import Participants
 from gomuon.parameters.tensor_shards import add_up_gradients
 
 

@@ -19,12 +19,12 @@ from gomuon.geometry.efficiency import (
     roots_to_be_stored,
     tell,
 )
-from gomuon.geometry.maps import alpha_of_sides
-from gomuon.geometry.observations import (
+from gomuon.geometry.moments_to_maps import (
     UNUSABLE,
     USABLE,
     Observed,
     SideName,
+    alpha_of_sides,
     beside,
     moment_of,
     not_none,

@@ -16,8 +16,7 @@ from gomuon.functional.factors import RootBatch
 from gomuon.functional.oracle import Maps, step_efficiency
 from gomuon.functional.polar_factor import PolarMethod
 from gomuon.geometry.base import Group
-from gomuon.geometry.maps import SharedStore
-from gomuon.geometry.observations import not_none
+from gomuon.geometry.moments_to_maps import SharedStore, not_none
 from gomuon.parameters.layers import Layer, side_of
 from gomuon.parameters.stacks import Stack
 from gomuon.parameters.state import MOMENTUM

@@ -8,7 +8,7 @@ from torch import Tensor
 from gomuon.functional.factors import RootMethod, shift_of
 from gomuon.functional.polar_factor import PolarMethod
 from gomuon.geometry.captured import CapturedMoments
-from gomuon.geometry.maps import alpha_of_sides, root_maps
+from gomuon.geometry.moments_to_maps import alpha_of_sides, root_maps
 from gomuon.intervals import Adaptive
 from gomuon.optimizer import Common, MatrixOptimizer, Parameters
 from gomuon.parameters.keeping import Offload, StateDtype

@@ -14,7 +14,7 @@ from gomuon.functional.linalg import decompose, finite_factors, is_diagonal
 from gomuon.functional.oracle import preconditioned
 from gomuon.functional.orthonormal import FIRST_STEPS, LATER_STEPS, eigenbasis
 from gomuon.geometry.captured import CapturedMoments
-from gomuon.geometry.maps import map_batches
+from gomuon.geometry.moments_to_maps import map_batches
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.side_forms import LEFT, RIGHT

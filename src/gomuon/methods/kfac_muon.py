@@ -9,7 +9,7 @@ from gomuon.functional.block_diagonal import diagonal_of
 from gomuon.functional.factors import Root, RootBatch
 from gomuon.functional.linalg import identity_like
 from gomuon.geometry.captured import CapturedMoments
-from gomuon.geometry.maps import SharedStore, as_map
+from gomuon.geometry.moments_to_maps import SharedStore, as_map
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.stacks import Stack

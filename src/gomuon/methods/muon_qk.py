@@ -13,12 +13,11 @@ from torch import Tensor, nn
 from gomuon.functional.factors import Root, RootBatch, take_roots
 from gomuon.functional.linalg import identity_like
 from gomuon.geometry.base import Geometry
-from gomuon.geometry.maps import SharedStore
+from gomuon.geometry.moments_to_maps import SharedStore
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.specs import LayerSpec
-from gomuon.parameters.stacking import group_by_key
-from gomuon.parameters.stacks import Stack
+from gomuon.parameters.stacks import Stack, group_by_key
 from gomuon.parameters.state import Entries, Side
 from gomuon.recipes.recipe import ModelUse, Recipe
 from gomuon.recipes.registry import register

@@ -11,7 +11,7 @@ from gomuon.functional.linalg import identity_like, is_diagonal, trace_mean
 from gomuon.functional.oracle import preconditioned
 from gomuon.functional.product_roots import product_root
 from gomuon.geometry.captured import CapturedMoments
-from gomuon.geometry.maps import map_batches
+from gomuon.geometry.moments_to_maps import map_batches
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.stacks import Stack

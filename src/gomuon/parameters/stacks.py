@@ -1,6 +1,8 @@
 """Stacks: the layers of one shape as one tensor per quantity, so that one call computes all."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -10,6 +12,8 @@ from gomuon.functional.narrow import blocks_of, from_codes, to_codes
 from gomuon.parameters.keeping import Keeping
 from gomuon.parameters.layers import Layer, identity_or_ones, side_of
 from gomuon.parameters.state import MOMENTUM, SCALES
+
+Item = TypeVar("Item")
 
 
 class Stack:
@@ -267,3 +271,67 @@ def where_usable(usable: Tensor | None, gradient: Tensor) -> Tensor:
     if usable is None:
         return gradient
     return torch.where(usable.to(gradient.device, non_blocking=True), gradient, 0.0)
+
+
+# ---- which layers are stacked together ----------------------------------------------------------
+
+
+@dataclass
+class Participants:
+    """The layers and parameters of a group that a step updates; valid while `key` is the same.
+
+    Attributes:
+        key: identifies the parameters with gradients, and their states.
+        stacks: the layers that this rank computes.
+        others: the parameters that AdamW updates, with their states.
+        matrices: the matrices of all ranks, if matrices have owners.
+    """
+
+    key: list[Any]
+    stacks: list[Stack]
+    others: list[tuple[Tensor, dict[str, Any]]]
+    matrices: Sequence[Any] = ()
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers of all stacks."""
+        return [layer for stack in self.stacks for layer in stack.layers]
+
+
+# On the CPU a stack has at most this many elements, if it has more than one layer. From 32 MB on,
+# the C library returns every freed tensor to the system, and to get it back takes longer than most
+# operations on it.
+_AT_ONCE = 2**22
+
+
+def stacked(layers: Iterable[Layer]) -> list[Stack]:
+    """Stacks of layers that can be computed together."""
+    alike = group_by_key(layers, _stacking_key)
+    return [Stack(batch) for same in alike for batch in _divided(same)]
+
+
+def _divided(layers: Sequence[Layer]) -> Iterator[Sequence[Layer]]:
+    """Layers of one shape, as many at a time as may be in a stack."""
+    if layers[0].parameter.device.type != "cpu":
+        yield layers
+        return
+    batch: list[Layer] = []
+    for layer in layers:
+        if batch and sum(one.parameter.numel() for one in (*batch, layer)) > _AT_ONCE:
+            yield batch
+            batch = []
+        batch.append(layer)
+    yield batch
+
+
+def _stacking_key(layer: Layer) -> tuple[object, ...]:
+    alike = layer.shape, layer.forms, layer.dtype, layer.parameter.device, layer.updates
+    return *alike, layer.copies
+
+
+def group_by_key(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
+    """Lists of items with equal keys, in order of first appearance."""
+    groups: dict[Hashable, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return list(groups.values())

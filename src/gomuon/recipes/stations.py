@@ -6,7 +6,7 @@ method uses is in the file of this method.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,10 @@ from gomuon.functional.block_diagonal import diagonal_of, right_product, squared
 from gomuon.functional.oracle import frobenius_graft, matched_direction
 from gomuon.functional.polar_factor import polar
 from gomuon.intervals import TOGETHER, Adaptive, Interval, Turn
-from gomuon.parameters.stacks import Stack
+from gomuon.parameters.layers import Layer
+from gomuon.parameters.layout import Layout
+from gomuon.parameters.stacks import Participants, Stack
+from gomuon.parameters.state import INTERVAL as OWN_INTERVAL
 from gomuon.settings import (
     CONDITION,
     DECAY,
@@ -79,12 +82,63 @@ class Clock:
 
 
 EVERY_STEP = Clock()
+_NOT_MEASURED = math.inf
 
 
 def _is_due(step: int, every: Interval, turn: Turn) -> bool:
     """t mod K = ⌊phase·K⌋, the condition of Equation (27), with the layer's own K if it has one."""
     K = every.interval(turn.interval) if isinstance(every, Adaptive) else every
     return step % K == int(turn.phase * K)
+
+
+class NextIntervals:
+    """What a refresh decides about the next one: intervals of units that adapt, on all ranks alike.
+
+    Attributes:
+        votes: for each unit that is due: 1 if the cached maps of all its layers were good enough, 0
+            if not. Ranks take the least, because a unit may have several owners.
+    """
+
+    def __init__(self, clock: Clock, group: Group, present: Participants, layout: Layout) -> None:
+        self.votes: dict[str, float] = {}
+        self._own: dict[str, float] = {}  # of units that only this rank has
+        self._units = layout.units
+        self._states: dict[Tensor, dict[str, Any]] = {}
+        self._every = clock.adaptive(group)
+        if self._every is None:
+            return
+        own = layout.own
+        # Of all ranks, because hooks are opened on all of them.
+        for one in (*present.matrices, *present.layers):
+            parameter: Tensor = one.parameter
+            if parameter not in self._units:
+                continue
+            self._states[parameter] = one.state
+            turn = Turn(layout.phases.get(parameter, 0.0), one.state.get(OWN_INTERVAL))
+            if clock.renews(group, turn):
+                votes = self._own if parameter in own else self.votes
+                votes[self._units[parameter]] = _NOT_MEASURED
+
+    def count(self, layers: Sequence[Layer]) -> None:
+        """Count what was measured of these layers."""
+        for layer in layers:
+            if layer.holds is not None:
+                unit = self._units[layer.parameter]
+                votes = self.votes if unit in self.votes else self._own
+                votes[unit] = min(votes[unit], float(layer.holds))
+                layer.holds = None
+
+    def settle(self) -> None:
+        """Write the intervals into the states. A unit that was not measured keeps its own."""
+        if self._every is None:
+            return
+        votes = {**self.votes, **self._own}
+        for parameter, state in self._states.items():
+            vote, kept = votes.get(self._units[parameter], _NOT_MEASURED), state.get(OWN_INTERVAL)
+            if vote == _NOT_MEASURED:
+                state[OWN_INTERVAL] = self._every.interval(kept)
+            else:
+                state[OWN_INTERVAL] = self._every.after(kept, holds=bool(vote))
 
 
 # ---- sources: G -> X --------------------------------------------------------------------------

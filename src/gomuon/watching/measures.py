@@ -22,7 +22,7 @@ from gomuon.functional.certificates import (
 )
 from gomuon.functional.linalg import full_float32
 from gomuon.functional.spectra import nuclear_norm_and_rank
-from gomuon.geometry.maps import alpha_of_sides
+from gomuon.geometry.moments_to_maps import alpha_of_sides
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.stations import matched_polar, plain_polar

@@ -10,7 +10,7 @@ from torch import Tensor
 from gomuon.functional.linalg import trace_mean
 from gomuon.geometry.base import Geometry
 from gomuon.geometry.captured import CapturedMoments
-from gomuon.geometry.observations import SideName, intensity_and_rows
+from gomuon.geometry.moments_to_maps import SideName, intensity_and_rows
 from gomuon.parameters.layers import Layer
 
 Group = Mapping[str, Any]

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import nn
 
-from gomuon.geometry.maps import alpha_of_sides
+from gomuon.geometry.moments_to_maps import alpha_of_sides
 from gomuon.intervals import shortest
 from gomuon.lab.costs.comparison import chosen_names
 from gomuon.lab.costs.estimate import CostEstimate, RankLayout, estimate_cost

@@ -1,6 +1,9 @@
-"""Observations: the factors of one step, from its moments, Equations (9) and (21)."""
+"""From moments to the factors of one step, Equations (9) and (21), and from factors to maps, (29).
 
-from collections.abc import Iterator, Sequence
+How factors are averaged in between is in `geometry/captured.py`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeVar
 
@@ -8,13 +11,13 @@ import torch
 from torch import Tensor
 
 from gomuon.functional.block_diagonal import fill_padding_
-from gomuon.functional.factors import oas, shrink
+from gomuon.functional.factors import Root, RootBatch, oas, shrink
 from gomuon.functional.linalg import finite_factors, identity_like, is_diagonal, trace_mean
 from gomuon.geometry.base import Group
 from gomuon.moments import Moment, stacked_counts
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
-from gomuon.parameters.stacking import group_by_key
+from gomuon.parameters.stacks import group_by_key
 
 SideName = Literal["left", "right"]
 Found = TypeVar("Found")
@@ -201,3 +204,86 @@ def intensity_and_rows(
         return None, rows
     S = observations(side, [layer], group, shrunk=False)
     return _intensities(S, beside(count, S)[..., 0, 0], form).mean(), rows
+
+
+# ---- maps ----------------------------------------------------------------------------------------
+
+StoreResult = Callable[[Layer, Tensor | None], bool]  # returns whether there was a result
+
+
+def alpha_of_sides(alpha: float | tuple[float, float]) -> tuple[float, float]:
+    """α of the left (output, B) and of the right (input, A) side."""
+    return (alpha[0], alpha[1]) if isinstance(alpha, (tuple, list)) else (alpha, alpha)
+
+
+def root_maps(layers: Sequence[Layer], group: Group) -> list[RootBatch]:
+    """P_B = B̄^(−α), P_A = A^(−α), Equation (29) at α = ¼."""
+    powers = zip(("left", "right"), alpha_of_sides(group["alpha"]), strict=True)
+    return [
+        batch
+        for side, alpha in powers
+        if alpha > 0
+        for batch in map_batches(layers, side, Root.of(alpha, group["max_condition"]))
+    ]
+
+
+def map_batches(
+    layers: Sequence[Layer],
+    side: str,
+    root: Root,
+    store: StoreResult | None = None,
+    prepared: Callable[[Tensor], Tensor] = lambda S: S,
+    start: str | None = None,
+) -> list[RootBatch]:
+    """A root of every factor of a side, once for layers that share it: their `{side}_map`.
+
+    `start` names the entry of the state from which products start.
+    """
+    known = [layer for layer in layers if f"{side}_factor" in layer.state]
+    shared = group_by_key(known, lambda layer: id(layer.state[f"{side}_factor"]))
+    batches = []
+    computed = [(same, not_none(same[0].computed(f"{side}_factor"))) for same in shared]
+    for same_form in group_by_key(computed, lambda both: likeness(both[1])):
+        stored = SharedStore(
+            [same for same, _ in same_form], store or as_map(f"{side}_map"), f"{side}_map"
+        )
+        factors = [factor for _, factor in same_form]
+        starts = (
+            None if start is None else [not_none(same[0].computed(start)) for same, _ in same_form]
+        )
+        batches.append(RootBatch(factors, root, stored, prepared, starts))
+    return batches
+
+
+def as_map(name: str) -> StoreResult:
+    """Stores a root as the layer's map with this name."""
+    return lambda layer, root: layer.set_map(name, root)
+
+
+@dataclass(frozen=True)
+class SharedStore:
+    """Gives each root of a batch to the layers that share its factor; returns those without one.
+
+    Attributes:
+        layers: for each root the layers that share its factor.
+        store: stores it in a layer.
+        name: of a map which matrices of a stack keep if they had no rows.
+    """
+
+    layers: Sequence[Sequence[Layer]]
+    store: StoreResult
+    name: str = ""
+
+    def __call__(self, batch: RootBatch) -> list[Layer]:
+        failed: list[Layer] = []
+        for index, same in enumerate(self.layers):
+            root, fell_back = batch.result(index)
+            if root is not None:
+                root = same[0].kept_where_unseen(self.name, root)
+                root = same[0].stored("map", root)  # once, so that the layers share it
+            for layer in same:
+                if fell_back:
+                    layer.count("root_fallbacks")
+                if not self.store(layer, root):
+                    failed.append(layer)
+        return failed
