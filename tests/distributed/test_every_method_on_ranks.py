@@ -11,18 +11,18 @@ from gomuon.optimizer import MatrixOptimizer
 from gomuon.recipes.registry import METHODS
 from tests.distributed.launcher import Place, launch
 from tests.distributed.worlds import Weights, assert_alike, distance, run
-from tests.methods.table import CUT_RECIPES, RECIPES, biased_transformer, make
+from tests.methods.table import CLOCK_RECIPES, CUT_RECIPES, RECIPES, biased_transformer, make
 
 STEPS = 6  # more than an interval
 BUILD = partial(biased_transformer, 0, torch.float64)
-EVERY = [*RECIPES, *CUT_RECIPES]
+EVERY = [*RECIPES, *CUT_RECIPES, *CLOCK_RECIPES]
 
 
 def recipe(index: int, model: nn.Module, work: str) -> MatrixOptimizer:
     name, settings = EVERY[index]
     # In turns however work is divided; by default layers take them only where it is shared.
     turns = {"stagger": True} if "stagger" in METHODS[name].recipe.settings else {}
-    return make(name, model, **turns, **settings, work=work)
+    return make(name, model, **{**turns, **settings}, work=work)
 
 
 def ways(place: Place, indices: list[int]) -> list[tuple[Weights, Weights, Weights]]:

@@ -27,8 +27,6 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
         {},
         {"input_decay": 0.9, "shrinkage": {"damping": 0.1}},
         {"alpha": (0.0, 0.25), "geometry_decay": True, "weight_decay": 0.1},
-        {"refresh_every": Adaptive(0.97, most=8), "stagger": True},
-        {"statistics_every": 1},
     ],
     "KFAC": [{"statistics_every": 3}],
     "Shampoo": [
@@ -60,10 +58,16 @@ CUT_RECIPES: list[tuple[str, dict[str, Any]]] = [
         ("NewtonMuon", {"block_size": 7}),
     )
 ]
+# With other clocks.
+CLOCK_RECIPES: list[tuple[str, dict[str, Any]]] = [
+    ("GoMuon", {"refresh_every": Adaptive(0.97, most=8), "stagger": True}),
+    ("GoMuon", {"refresh_every": SHORT, "statistics_every": 1}),
+]
+_ALL_RECIPES = [*RECIPES, *CUT_RECIPES, *CLOCK_RECIPES]
 EVERY_RECIPE = pytest.mark.parametrize(
     ("method", "settings"),
-    [*RECIPES, *CUT_RECIPES],
-    ids=["-".join((name, *keys)) for name, keys in [*RECIPES, *CUT_RECIPES]],
+    _ALL_RECIPES,
+    ids=["-".join((name, *keys)) for name, keys in _ALL_RECIPES],
 )
 EVERY_METHOD = pytest.mark.parametrize("method", list(METHODS))
 

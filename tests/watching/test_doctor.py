@@ -155,7 +155,7 @@ def test_one_batch_dominates() -> None:
     assert "one like the others would be 11%" in found[0].what
     short = run({"factor_decay": 0.5})
     assert set(kinds(short)) == {"average of one batch"}
-    assert "factor_decay=0.5 and refresh_every=4 leave 6%" in short[0].what
+    assert "factor_decay=0.5 over 4 steps leaves 6%" in short[0].what
 
 
 def test_a_constant_null_space() -> None:

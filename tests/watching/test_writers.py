@@ -2,6 +2,7 @@
 
 import json
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -112,10 +113,28 @@ def leveldb_records(content: bytes) -> Iterator[bytes]:
             whole = b""
 
 
-def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wandb: Any = pytest.importorskip("wandb", reason=WHY, exc_type=ModuleNotFoundError)
+def whole_offline_run(folder: Path) -> list[Any]:
+    """The records of the run in this folder, once the last one is there.
+
+    Its service may write the end of the file after `finish()` has returned.
+    """
     from wandb.proto import wandb_internal_pb2
 
+    make: Any = vars(wandb_internal_pb2)["Record"]  # made at import, so unknown to type checkers
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        records = []
+        for data in leveldb_records(next(folder.rglob("*.wandb")).read_bytes()):
+            records.append(make())
+            records[-1].ParseFromString(data)
+        if records and records[-1].WhichOneof("record_type") == "exit":
+            return records
+        time.sleep(0.05)
+    raise AssertionError("the run was not written to its end")
+
+
+def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb: Any = pytest.importorskip("wandb", reason=WHY, exc_type=ModuleNotFoundError)
     from gomuon.integrations.wandb import WandbWriter
 
     monkeypatch.setenv("WANDB_MODE", "offline")
@@ -125,9 +144,7 @@ def test_weights_and_biases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     written(WandbWriter(run))
     run.finish()
     found: dict[tuple[int, str], float] = {}
-    for data in leveldb_records(next(tmp_path.rglob("*.wandb")).read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
+    for record in whole_offline_run(tmp_path):
         if record.WhichOneof("record_type") == "history":
             items = {
                 item.key or "/".join(item.nested_key): json.loads(item.value_json)

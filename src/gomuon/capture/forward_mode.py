@@ -15,7 +15,7 @@ from gomuon.capture.placed import PlacedHook
 _COMPOSED = {F.multi_head_attention_forward}
 
 
-class Watch(Protocol):
+class ForwardWatch(Protocol):
     """What the hooks tell about a forward pass."""
 
     @property
@@ -36,7 +36,7 @@ class Watch(Protocol):
 class ForwardHooks:
     """The hooks of one watch on the modules around what it watches."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: ForwardWatch) -> None:
         self._both: tuple[PlacedHook, PlacedHook] = _EnterHook(watch), _LeaveHook(watch)
 
     def place(self, modules: Iterable[nn.Module]) -> None:
@@ -55,7 +55,7 @@ class ForwardHooks:
 class _EnterHook(PlacedHook):
     """A forward pre-hook. On a reuse step, and in a compiled graph, it returns at once."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: ForwardWatch) -> None:
         super().__init__()
         self.watch = watch
 
@@ -68,7 +68,7 @@ class _EnterHook(PlacedHook):
 class _LeaveHook(PlacedHook):
     """The forward hook that belongs to it."""
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: ForwardWatch) -> None:
         super().__init__()
         self.watch = watch
 
