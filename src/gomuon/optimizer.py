@@ -362,11 +362,10 @@ class MatrixOptimizer(torch.optim.Optimizer):
     def sample_labels(self, logits: Tensor, generator: torch.Generator | None = None) -> None:
         """Use true-Fisher backward factors: labels drawn from the model, not the observed labels.
 
-        Call it between the forward pass and `loss.backward()`, and `zero_grad()` before both, because
-        it drops what was captured. On refresh steps it costs one
-        backward pass to the activations, without weight gradients. On other steps it returns at
-        once. If refreshes are staggered, every step is a refresh step: pass stagger=False to pay
-        for it only once in K steps.
+        Call it between the forward pass and `loss.backward()`, and `zero_grad()` before both: it
+        drops what was captured. On refresh steps it costs one backward pass to the activations,
+        without weight gradients. On other steps it returns at once. If refreshes are staggered,
+        every step is a refresh step: pass stagger=False to pay for it only once in K steps.
         """
         if self._capture.is_open:
             loss = sampled_label_loss(logits, self.defaults["loss_reduction"], generator)
