@@ -9,7 +9,9 @@ from torch import Tensor
 
 from gomuon.functional import linalg
 from gomuon.functional.linalg import decompose, identity_like, symmetric_product
-from gomuon.functional.polar_express import exact_by_products, fast_polar, null_below
+from gomuon.functional.mapped_roundoff import MappedRoundoff, null_below
+from gomuon.functional.polar_express import exact_by_products, fast_polar
+from gomuon.functional.polar_factor import mapped_polar, rank_of
 
 # After k squarings the estimate of λ_max is at most d^(1/2^(k+1)) too large: .1 % at d = 4096.
 _SQUARINGS = 12
@@ -80,15 +82,21 @@ def _inverse_by_products(S: Tensor, largest: Tensor) -> Tensor:
     return X
 
 
-def nuclear_norm_and_rank(X: Tensor) -> tuple[Tensor, Tensor]:
+def nuclear_norm_and_rank(
+    X: Tensor, roundoff: MappedRoundoff | None = None
+) -> tuple[Tensor, Tensor]:
     """‖X‖_* and the numerical rank of X [..., m, n], both [...].
 
-    Singular values below `null_below` of the largest count as zero, as in `polar="exact"`.
+    What rounding may have made counts as zero, as in `polar="exact"`: singular values below
+    `null_below` of the largest, and of a mapped source [b, m, n] those below its `roundoff`.
     """
     if not linalg.decomposes_well(X.device):
-        Q = exact_by_products(X, widens=False)
-        return (X * Q).sum(dim=(-2, -1)), Q.square().sum(dim=(-2, -1)).round()
+        bound = None if roundoff is None else roundoff.bound()
+        Q = exact_by_products(X, widens=False, null_up_to=bound)
+        return (X * Q).sum(dim=(-2, -1)), rank_of(Q)
     sigma = singular_values(X)
+    if roundoff is not None:
+        return sigma.sum(-1).to(X.dtype), rank_of(mapped_polar(X, "canonical", roundoff))
     present = sigma > sigma.amax(-1, keepdim=True) * null_below(X.dtype)
     return sigma.sum(-1).to(X.dtype), present.sum(-1).to(X.dtype)
 
