@@ -41,8 +41,8 @@ class MappedRoundoff:
         if left is None and right is None:
             return None
         if M.ndim == 2:
-            M, left, right = (None if X is None else X[None] for X in (M, left, right))
-            assert M is not None
+            M = M[None]
+            left, right = (None if P is None else P[None] for P in (left, right))
         return MappedRoundoff(null_below(M.dtype) * norm_bound(M), left, right)
 
     @property
