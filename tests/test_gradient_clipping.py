@@ -12,7 +12,7 @@ from gomuon import GoMuon
 from gomuon.optimizer import MatrixOptimizer
 from tests.models import language_loss, transformer
 
-EXACT = ["GoMuon", "Muon", "Mousse", "NewtonMuon", "MuonPlus", "Scion", "KFACMuon", "MuonQK",
+EXACT = ["GoMuon", "Muon", "Mousse", "NewtonMuon", "MuonPlus", "Scion", "KFACMuon", "MatchedKFAC", "MuonQK",
          "Halfspace"]  # fmt: skip
 STEPS = 6
 

@@ -66,9 +66,9 @@ def made(name: str, model: nn.Module, **settings: Any) -> MatrixOptimizer:
 
 
 def test_the_methods_are_found() -> None:
-    assert {"GoMuon", "Shampoo", "Mousse", "FISMO", "MuonQK", "NewtonMuon", "KFACMuon", "KFAC",
+    assert {"GoMuon", "Shampoo", "Mousse", "FISMO", "MuonQK", "NewtonMuon", "KFACMuon", "MatchedKFAC", "KFAC",
             "SOAP", "Halfspace"} <= set(WITH_ROOTS)  # fmt: skip
-    assert {"GoMuon", "KFAC", "KFACMuon", "NewtonMuon", "Halfspace"} <= set(CAPTURED)
+    assert {"GoMuon", "KFAC", "KFACMuon", "MatchedKFAC", "NewtonMuon", "Halfspace"} <= set(CAPTURED)
 
 
 @pytest.mark.usefixtures("accelerator")

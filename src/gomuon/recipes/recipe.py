@@ -154,11 +154,11 @@ class Recipe:
             ValueError: a value is out of range, or the preset is unknown.
         """
         self.check_known(given)
+        chosen = {**self.defaults, **self.preset(preset)}
         values = {
-            **self.defaults,
-            **self.preset(preset),
+            **chosen,
             **given,
-            "lr": self.settings["lr"].default if lr is None else lr,
+            "lr": chosen["lr"] if lr is None else lr,
             "adamw": adamw if adamw is not None else {},
             **common,
         }
