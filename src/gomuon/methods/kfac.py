@@ -185,7 +185,7 @@ RECIPE = Recipe(
         ),
     ),
     departures=(
-        "By default (`loss_reduction=\"mean\"`) output gradients are multiplied by the number of "
+        'By default (`loss_reduction="mean"`) output gradients are multiplied by the number of '
         "rows that the loss averages over; kfac-pytorch takes them as they come.",
         "Factors of convolutions are means over positions; kfac-pytorch divides inputs and output "
         "gradients by their number once more.",

@@ -1,9 +1,15 @@
 """K-FAC Muon as published: matched polar at half power in K-FAC-reduce factors."""
 
+from collections.abc import Sequence
+
+import torch
 from torch import Tensor
 
+from gomuon.functional.block_diagonal import diagonal_of
+from gomuon.functional.factors import Root, RootBatch
+from gomuon.functional.linalg import identity_like
 from gomuon.geometry.captured import CapturedMoments
-from gomuon.methods.matched_kfac import COMMIT, WORK, balanced_root_maps
+from gomuon.geometry.moments_to_maps import SharedStore, as_map
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.stacks import Stack
@@ -22,7 +28,50 @@ from gomuon.recipes.stations import (
     measured_rms_scale,
     rate,
 )
+from gomuon.recipes.work import (
+    CapturedFactors,
+    Factors,
+    StepWork,
+    Work,
+    matched_polar_work,
+    root_work,
+)
 from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting, with_defaults
+
+
+def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[RootBatch]:
+    """(A + π√λ·I)^(−½) and (B + √λ/π·I)^(−½) with π² = (tr A/n)/(tr B/m).
+
+    The traces are those of whole sides, also if the factors are block-diagonal: every block of A
+    meets every block of B. A side that is not captured is the identity.
+    """
+    batches: list[RootBatch] = []
+    root = group["damping"] ** 0.5
+    for layer in layers:
+        # Per matrix: every pair of a row's B and a column's A has its own π.
+        A, B = (
+            layer.map_per_block("right_factor", "right"),
+            layer.map_per_block("left_factor", "left"),
+        )
+        left, right = layer.forms
+        unseen = (A is None and right.kind != "identity") or (B is None and left.kind != "identity")
+        like = B if A is None else A
+        if like is None or unseen:
+            continue
+        m, n = layer.shape
+        ratio = _mean_eigenvalue(A, n, like) / _mean_eigenvalue(B, m, like)
+        pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
+        for name, factor, ridge in (("right_map", A, pi * root), ("left_map", B, root / pi)):
+            if factor is not None:
+                damped = factor + ridge.view(-1, *[1] * (factor.ndim - 1)) * identity_like(factor)
+                store = SharedStore([[layer]], as_map(name))
+                batches.append(RootBatch([damped], Root.of(0.5), store))
+    return batches
+
+
+def _mean_eigenvalue(S: Tensor | None, d: int, like: Tensor) -> Tensor:
+    """tr(S)/d of every matrix, [blocks]; 1 for the identity."""
+    return like.new_ones(len(like)) if S is None else diagonal_of(S, d).mean(-1)
 
 
 def damped_from_the_start(X: Tensor, stack: Stack, group: Group) -> Tensor:
@@ -54,6 +103,14 @@ def constant_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
     return group["scale"] * D
 
 
+def _root_work(x: Factors, group: Group) -> Work:
+    return root_work(x, group, 0.5)
+
+
+WORK = StepWork(matched_polar_work, captured=CapturedFactors(_root_work, one_for="block"))
+# Of the public code.
+COMMIT = "e4f79cc825fe2270034558b353b659a55a824f23"
+
 RECIPE = Recipe(
     "KFACMuon",
     geometry=CapturedMoments(
@@ -76,7 +133,7 @@ RECIPE = Recipe(
         **with_defaults(CAPTURE, reduce=True),
         **REBUILD,
     },
-    formula="D = P_B·polar(P_B M̂ P_A)·P_A;  P = (factor + π-balanced damping)^−½, length .1, no graft",
+    formula="D = .1·P_B·polar(P_B M̂ P_A)·P_A;  P = (factor + π-balanced damping)^−½, no graft",
     origin="LukeTri/kfac-muon; symmetric roots, which give the same update as its Cholesky factors",
     official=(
         OfficialCode(

@@ -1,17 +1,10 @@
 """Matched polar at half power with π-balanced K-FAC-reduce factors: ours, after kfac-muon."""
 
-from collections.abc import Sequence
-
-import torch
 from torch import Tensor
 
-from gomuon.functional.block_diagonal import diagonal_of
-from gomuon.functional.factors import Root, RootBatch
-from gomuon.functional.linalg import identity_like
 from gomuon.geometry.captured import CapturedMoments
-from gomuon.geometry.moments_to_maps import SharedStore, as_map
+from gomuon.methods.kfac_muon import COMMIT, WORK, balanced_root_maps
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.parameters.layers import Layer
 from gomuon.parameters.stacks import Stack
 from gomuon.recipes.recipe import OfficialCode, Recipe
 from gomuon.recipes.registry import register
@@ -28,64 +21,13 @@ from gomuon.recipes.stations import (
     measured_rms_scale,
     rate,
 )
-from gomuon.recipes.work import (
-    CapturedFactors,
-    Factors,
-    StepWork,
-    Work,
-    matched_polar_work,
-    root_work,
-)
 from gomuon.settings import DECAY, INTERVAL, NOT_NEGATIVE, Setting, with_defaults
-
-
-def balanced_root_maps(layers: Sequence[Layer], group: Group) -> list[RootBatch]:
-    """(A + π√λ·I)^(−½) and (B + √λ/π·I)^(−½) with π² = (tr A/n)/(tr B/m).
-
-    The traces are those of whole sides, also if the factors are block-diagonal: every block of A
-    meets every block of B. A side that is not captured is the identity.
-    """
-    batches: list[RootBatch] = []
-    root = group["damping"] ** 0.5
-    for layer in layers:
-        # Per matrix: every pair of a row's B and a column's A has its own π.
-        A, B = (
-            layer.map_per_block("right_factor", "right"),
-            layer.map_per_block("left_factor", "left"),
-        )
-        left, right = layer.forms
-        unseen = (A is None and right.kind != "identity") or (B is None and left.kind != "identity")
-        like = B if A is None else A
-        if like is None or unseen:
-            continue
-        m, n = layer.shape
-        ratio = _mean_eigenvalue(A, n, like) / _mean_eigenvalue(B, m, like)
-        pi = torch.where((ratio > 0) & ratio.isfinite(), ratio, 1.0).sqrt()
-        for name, factor, ridge in (("right_map", A, pi * root), ("left_map", B, root / pi)):
-            if factor is not None:
-                damped = factor + ridge.view(-1, *[1] * (factor.ndim - 1)) * identity_like(factor)
-                store = SharedStore([[layer]], as_map(name))
-                batches.append(RootBatch([damped], Root.of(0.5), store))
-    return batches
-
-
-def _mean_eigenvalue(S: Tensor | None, d: int, like: Tensor) -> Tensor:
-    """tr(S)/d of every matrix, [blocks]; 1 for the identity."""
-    return like.new_ones(len(like)) if S is None else diagonal_of(S, d).mean(-1)
 
 
 def scaled_muon(D: Tensor, stack: Stack, group: Group) -> Tensor:
     """c·√max(1, m/n)·D."""
     return group["scale"] * aspect(D) * D
 
-
-def _root_work(x: Factors, group: Group) -> Work:
-    return root_work(x, group, 0.5)
-
-
-WORK = StepWork(matched_polar_work, captured=CapturedFactors(_root_work, one_for="block"))
-# Of the public code, as `KFACMuon` follows it.
-COMMIT = "e4f79cc825fe2270034558b353b659a55a824f23"
 
 RECIPE = Recipe(
     "MatchedKFAC",
@@ -124,7 +66,8 @@ RECIPE = Recipe(
 class MatchedKFAC(MatrixOptimizer):
     """Matched polar at half power with π-balanced K-FAC-reduce factors and no graft.
 
-    It differs from `KFACMuon` in its clock, in how averages start and in its length. π is that of whole sides, also if their factors are block-diagonal (`block_size`).
+    It differs from `KFACMuon` in its clock, in how averages start and in its length. π is that of
+    whole sides, also if their factors are block-diagonal (`block_size`).
     """
 
     recipe = RECIPE

@@ -43,9 +43,7 @@ RECIPE = Recipe(
     },
     formula="D = polar(M̂), columns and/or rows normalised",
     origin="K1seki221/MuonPlus, with the exact polar",
-    official=(
-        OfficialCode("K1seki221/MuonPlus, utils/optim/muon_plus.py"),
-    ),
+    official=(OfficialCode("K1seki221/MuonPlus, utils/optim/muon_plus.py"),),
     work=StepWork(plain_polar_work),
 )
 

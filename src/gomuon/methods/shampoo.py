@@ -171,6 +171,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "block_size": 1024,
     },
     "google": {
+        "lr": 0.1,  # ours: its code has no default
         "start": 1e-6,
         "graft": "sgd",
         "graft_by": "whole",
@@ -232,8 +233,8 @@ RECIPE = Recipe(
         ),
     ),
     departures=(
-        "Its first steps with preset=\"google\" are preconditioned; Google's code takes the graft's "
-        "own momentum for its first five by default.",
+        "Google's code takes the graft's own momentum in its first five steps by default; ours are "
+        "preconditioned from the first on.",
     ),
     work=StepWork(_step_work, observe=gram_work, renew=_root_work, keeps=_kept),
 )

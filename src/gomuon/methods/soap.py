@@ -185,9 +185,7 @@ RECIPE = Recipe(
     formula="D = Q_L[(Q_Lᵀ M Q_R)/(√v + ε)]Q_Rᵀ, v the average of (Q_Lᵀ G Q_R)²",
     origin="Vyas et al. 2024, nikhilvyas/SOAP",
     official=(
-        OfficialCode(
-            "nikhilvyas/SOAP, soap.py", commit="f42d296cb4146a67fbe811371e6badb9a39cc54d"
-        ),
+        OfficialCode("nikhilvyas/SOAP, soap.py", commit="f42d296cb4146a67fbe811371e6badb9a39cc54d"),
     ),
     observes_first=1,
     work=StepWork(
