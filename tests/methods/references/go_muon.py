@@ -79,9 +79,9 @@ class GoMuon(Reference):
 
 
 class NewtonMuon(Reference):
-    """zhehangdu/Newton-Muon, train_gpt_newton_muon_1.py at 9ab3feffc28586ba3d745a23f1a732d03c7fd139.
+    """zhehangdu/Newton-Muon, train_gpt_newton_muon_1.py, which has aspect "longest".
 
-    The public code has aspect "longest".
+    At commit 9ab3feffc28586ba3d745a23f1a732d03c7fd139.
     """
 
     def __init__(
