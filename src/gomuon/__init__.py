@@ -25,6 +25,7 @@ from gomuon.methods.muon_plus import MuonPlus as MuonPlus
 from gomuon.methods.muon_eq import MuonEq as MuonEq
 from gomuon.methods.scion import Scion as Scion
 from gomuon.methods.kfac_muon import KFACMuon as KFACMuon
+from gomuon.methods.matched_kfac import MatchedKFAC as MatchedKFAC
 from gomuon.methods.muon_qk import MuonQK as MuonQK
 from gomuon.methods.halfspace import Halfspace as Halfspace
 

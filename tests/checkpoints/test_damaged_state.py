@@ -49,7 +49,7 @@ KEPT = [
     ("GoMuon", "left_factor"), ("GoMuon", "right_factor"), ("GoMuon", "left_map"),
     ("NewtonMuon", "right_map"), ("KFAC", "momentum"), ("KFAC", "left_factor"),
     ("KFAC", "left_basis"), ("KFAC", "right_basis"), ("KFAC", "left_values"),
-    ("KFAC", "right_values"), ("KFACMuon", "left_map"), ("Shampoo", "left_factor"),
+    ("KFAC", "right_values"), ("MatchedKFAC", "left_map"), ("Shampoo", "left_factor"),
     ("Shampoo", "right_map"), ("SOAP", "square"), ("SOAP", "left_factor"), ("SOAP", "left_basis"),
     ("SOAP", "right_basis"), ("Mousse", "right_factor"), ("FISMO", "left_factor"),
     ("FISMO", "right_map"), ("MALT", "left_factor"), ("MALT", "right_factor"),

@@ -32,9 +32,13 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "Shampoo": [
         {"statistics_every": 3, "block_size": 10},
         {"graft": "adagrad", "factor_decay": 1.0},
+        {"graft_by": "whole", "block_size": 10, "start": 1e-6},
+        {"refresh_at": "last", "gradient_decay": 0.9, "bias_correction": True},
+        {"graft": None, "factor_decay": 1.0, "start": 0.1, "ridge": 0.0, "momentum": 0.0},
     ],
-    "MuonEq": [{"equilibrate": "row_col"}],
-    "Scion": [{}, {"constrained": True}],
+    "MuonPlus": [{"normalise": "col_row"}],
+    "MuonEq": [{"equilibrate": "row_col"}, {"equilibrate": "col"}],
+    "Scion": [{}, {"constrained": False, "momentum": 0.9}],
 }
 
 
@@ -55,6 +59,7 @@ CUT_RECIPES: list[tuple[str, dict[str, Any]]] = [
         ("GoMuon", {"block_size": 5, "max_side": 16, "long_sides": "diagonal"}),
         ("KFAC", {"block_size": 7}),
         ("KFACMuon", {"block_size": 7}),
+        ("MatchedKFAC", {"block_size": 7}),
         ("NewtonMuon", {"block_size": 7}),
     )
 ]

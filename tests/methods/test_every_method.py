@@ -265,7 +265,8 @@ def test_zero_gradients_only_decay(method: str, settings: dict[str, Any], given:
         pytest.skip("it refuses bare parameters")
     decay = 0.0 if "geometry_decay" in settings else 0.1  # there it depends on the maps
     settings = {**settings, "weight_decay": decay}
-    decay = 1.0 if settings.get("constrained") else decay
+    known = {**METHODS[method].recipe.defaults, **settings}
+    decay = 1.0 if known.get("constrained") else decay
     model = transformer(layers=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of layers nothing was captured of

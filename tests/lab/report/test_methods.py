@@ -45,6 +45,7 @@ def squeezed(text: str) -> str:
         ("MuonQK", "muon-qk"),
         ("KFAC", "kfac"),
         ("KFACMuon", "kfac-muon"),
+        ("MatchedKFAC", "matched-kfac"),
         ("FISMO", "fismo"),
         ("MuonEq", "muon-eq"),
     ],

@@ -5,7 +5,7 @@ ones.
 """
 
 from tests.methods.references.go_muon import GoMuon, NewtonMuon
-from tests.methods.references.kfac import KFAC, KFACMuon
+from tests.methods.references.kfac import KFAC, KFACMuon, MatchedKFAC
 from tests.methods.references.matched import FISMO, MALT, Mousse
 from tests.methods.references.muons import Muon, MuonEq, MuonPlus, MuonSquared, Scion
 from tests.methods.references.plain import Reference
@@ -18,6 +18,7 @@ __all__ = [
     "SOAP",
     "GoMuon",
     "KFACMuon",
+    "MatchedKFAC",
     "Mousse",
     "Muon",
     "MuonEq",
