@@ -35,6 +35,9 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "MuonEq": [{"equilibrate": "row_col"}],
     "Scion": [{}, {"constrained": True}],
+    "AdaMuon": [{}, {"sign": False}],
+    "Dion": [{}, {"rank_fraction": 0.5}],
+    "Gluon": [{"measure_steps": SHORT}],
 }
 
 
@@ -111,6 +114,7 @@ _WRONG: list[tuple[Kind, list[Any]]] = [
     (kinds.POSITIVE, [0.0, -1.0]),
     (kinds.DECAY, [1.0, -0.1]),
     (kinds.SHARE, [1.5, -0.5]),
+    (kinds.POSITIVE_SHARE, [0.0, 1.5]),
     (kinds.EXPONENT, [0.6, -0.1, (0.1, 0.2)]),
     (kinds.EXPONENTS, [0.6, -0.1, (0.1, 0.2, 0.3)]),
     (kinds.BETAS, [(0.9, 1.0), 0.9]),

@@ -42,6 +42,23 @@ def operator_norm(X: Tensor) -> Tensor:
     return torch.where(scale[..., 0, 0] > 0, norm, 0.0)
 
 
+def leading_projector(S: Tensor) -> Tensor:
+    """The projector onto the leading eigenvector of symmetric positive semi-definite S [..., d, d].
+
+    By squaring: an eigenvalue λ₂ has the share (λ₂/λ₁)^4096, so that equal ones share. Its trace is
+    one; for S = 0 it is zero.
+    """
+    for _ in range(_SQUARINGS):
+        S = _of_trace_one(S)
+        S = S @ S
+    return _of_trace_one(S)
+
+
+def _of_trace_one(S: Tensor) -> Tensor:
+    trace = S.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    return S * torch.where(trace > 0, trace.reciprocal(), 0.0)
+
+
 def eigenvalue_range(S: Tensor) -> tuple[Tensor, Tensor]:
     """λ_min and λ_max of symmetric positive definite S [..., d, d]."""
     if linalg.decomposes_well(S.device):
