@@ -12,7 +12,7 @@ from gomuon.functional.linalg import decompose, identity_like, symmetric_product
 from gomuon.functional.polar_express import exact_by_products, fast_polar, null_below
 
 # After k squarings the estimate of λ_max is at most d^(1/2^(k+1)) too large: .1 % at d = 4096.
-_SQUARINGS = 12
+SQUARINGS = 12
 # Newton's iteration for an inverse doubles its digits once 2^k is larger than the condition number.
 _INVERSE_STEPS = 20
 
@@ -22,7 +22,7 @@ def largest_eigenvalue(S: Tensor) -> Tensor:
     tiny = torch.finfo(S.dtype).tiny
     logarithm: Tensor | float = 0.0
     share = 1.0
-    for _ in range(_SQUARINGS):
+    for _ in range(SQUARINGS):
         length = torch.linalg.matrix_norm(S, keepdim=True).clamp_min(tiny)
         S = S / length
         S = S @ S
@@ -48,7 +48,7 @@ def leading_projector(S: Tensor) -> Tensor:
     By squaring: an eigenvalue λ₂ has the share (λ₂/λ₁)^4096, so that equal ones share. Its trace is
     one; for S = 0 it is zero.
     """
-    for _ in range(_SQUARINGS):
+    for _ in range(SQUARINGS):
         S = _of_trace_one(S)
         S = S @ S
     return _of_trace_one(S)

@@ -60,9 +60,9 @@ def chord(D: Tensor, stack: Stack, group: Group) -> Tensor:
 
 
 def onto_sphere(stack: Stack, group: Group) -> tuple[float | Tensor, Tensor | None]:
-    """W ← r·Norm(W): it is on the sphere already, but for rounding."""
+    """W ← r·Norm(W): it is on the sphere already, but for rounding. At lr = 0 nothing moves."""
     W = _weights(stack)
-    return 1.0, W - _radius(stack, W) * _normalised(W)
+    return 1.0, (group["lr"] > 0) * (W - _radius(stack, W) * _normalised(W))
 
 
 def _normalised(X: Tensor) -> Tensor:

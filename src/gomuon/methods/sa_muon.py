@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from gomuon.functional.polar_factor import polar
-from gomuon.functional.spectra import leading_projector
+from gomuon.functional.spectra import SQUARINGS, leading_projector
 from gomuon.geometry.base import Geometry
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
@@ -21,8 +21,6 @@ from gomuon.recipes.stations import (
 from gomuon.recipes.work import Matrices, Product, StepWork, Work, plain_polar_work
 from gomuon.settings import NOT_NEGATIVE, Setting
 
-_SQUARINGS = 12  # of the smaller Gram matrix, in `leading_projector`
-
 
 def leading_and_bulk(X: Tensor, stack: Stack, group: Group) -> Tensor:
     """D = u₁v₁ᵀ + γ(polar(X) − u₁v₁ᵀ), where u₁v₁ᵀ = u₁u₁ᵀ·polar(X) needs no decomposition."""
@@ -39,7 +37,7 @@ def _wide(X: Tensor) -> bool:
 def _step_work(x: Matrices, group: Group) -> Work:
     """The polar factor, the smaller Gram matrix and its squares, and the product with them."""
     k, n = sorted((x.m, x.n))
-    squares: Work = _SQUARINGS * [Product(x.count, k, k, k)]
+    squares: Work = SQUARINGS * [Product(x.count, k, k, k)]
     return [
         *plain_polar_work(x, group),
         Product(x.count, k, n, k),
