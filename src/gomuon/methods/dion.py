@@ -57,7 +57,8 @@ def low_rank(X: Tensor, stack: Stack, group: Group) -> Tensor:
 
 def _start(X: Tensor, group: Group) -> Tensor:
     """The first Q, the same on every rank and device."""
-    like = X.new_empty(X.shape[-1], _rank(*X.shape[-2:], group))
+    m, n = X.shape[-2:]
+    like = X.new_empty(n, _rank(m, n, group))
     Q = spread_numbers(like)
     Q = Q / torch.linalg.vector_norm(Q, dim=-2, keepdim=True)
     return Q.expand(len(X), *Q.shape)

@@ -80,13 +80,20 @@ def _kind(route: Route) -> tuple[str, str, int]:
     return "hidden", "spectral", places
 
 
+def _layers(route: Route) -> int:
+    """1, or the number of matrices in a stack such as experts."""
+    is_stack = not route.reason.startswith("convolution")
+    return route.parameter.shape[:-2].numel() if is_stack else 1
+
+
 def _groups_by_kind(table: RoutingTable, settings: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Groups of layers with one norm and one mass. The masses of the whole model sum up to one."""
     matrices = table.treated("matrix")
-    hidden = sum(_kind(route)[0] == "hidden" for route in matrices)
+    hidden = sum(_layers(route) for route in matrices if _kind(route)[0] == "hidden")
+    outer = sum(_kind(route)[0] != "hidden" for route in matrices)
     mass, all_hidden = settings["mass"], settings["hidden_mass"]
     of_hidden = mass if all_hidden is None else all_hidden / max(1, hidden)
-    total = hidden * of_hidden + (len(matrices) - hidden) * mass
+    total = hidden * of_hidden + outer * mass
     kinds: dict[tuple[str, str, int], list[tuple[str, Tensor]]] = {}
     for route in matrices:
         kinds.setdefault(_kind(route), []).append((route.name, route.parameter))
@@ -133,7 +140,7 @@ RECIPE = Recipe(
         "D = share of mass × √(m/n)·polar(M); for embeddings rows of M at length √n; for each of "
         "the k places of a kernel √(m/n)·polar(M)/k"
     ),
-    origin="Large et al. 2024 (arXiv 2405.14813), Bernstein & Newhouse 2024 (2410.21265); modula",
+    origin="Large et al. 2024 (arXiv 2405.14813), Bernstein & Newhouse 2024, jxbz/modula",
     official=(
         OfficialCode(
             "jxbz/modula, modula/atom.py (dualize)",

@@ -37,7 +37,7 @@ RECIPE = Recipe(
         "polar_steps": Setting(5, INTERVAL),
     },
     formula="D = p₅(…p₁(M̂/1.01‖M̂‖)), p the optimal quintics for singular values in [.001, 1]",
-    origin="Amsel et al. 2025 (arXiv 2505.16932), NoahAmsel/PolarExpress; else KellerJordan/Muon",
+    origin="Amsel et al. 2025 (arXiv 2505.16932), NoahAmsel/PolarExpress; all else as Muon",
     official=(
         OfficialCode(
             "NoahAmsel/PolarExpress, polar_express/basic.py",

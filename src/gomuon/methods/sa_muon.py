@@ -37,13 +37,9 @@ def _wide(X: Tensor) -> bool:
 def _step_work(x: Matrices, group: Group) -> Work:
     """The polar factor, the smaller Gram matrix and its squares, and the product with them."""
     k, n = sorted((x.m, x.n))
-    squares: Work = SQUARINGS * [Product(x.count, k, k, k)]
-    return [
-        *plain_polar_work(x, group),
-        Product(x.count, k, n, k),
-        *squares,
-        Product(x.count, k, k, n),
-    ]
+    squares = Product(SQUARINGS * x.count, k, k, k)
+    both = Product(x.count, k, n, k), Product(x.count, k, k, n)
+    return [*plain_polar_work(x, group), squares, *both]
 
 
 RECIPE = Recipe(

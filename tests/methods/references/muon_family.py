@@ -1,6 +1,7 @@
 """Muon's younger relatives: other lengths, second moments after the polar factor, low rank."""
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -237,7 +238,7 @@ class ModularEmbedding(ModularNorm):
 class ModularConvolution(ModularNorm):
     """W [outputs, inputs, height, width], flattened by the caller to outputs × the rest."""
 
-    def __init__(self, W: Tensor, inputs: int, **settings: float) -> None:
+    def __init__(self, W: Tensor, inputs: int, **settings: Any) -> None:
         super().__init__(W, **settings)
         self.inputs = inputs
 
