@@ -86,7 +86,7 @@ def test_a_hyperball_keeps_norms_and_steps_a_share_of_them() -> None:
         before = values(model)
         train(model, optimizer, range(step, step + 1))
         for name in matrices:
-            W, old = model.get_parameter(name), before[name]
+            W, old = model.get_parameter(name).detach(), before[name]
             assert float(W.norm() / old.norm()) == pytest.approx(1, abs=1e-12)
             # A step of .05 and the way back to the sphere: an angle of at most arcsin .05.
             cosine = float((W * old).sum() / old.norm() ** 2)

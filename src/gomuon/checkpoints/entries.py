@@ -20,8 +20,8 @@ from gomuon.parameters.state import (
     Cut,
     EachCount,
     Entry,
+    FewNumbers,
     Memory,
-    Numbers,
     Scales,
     Side,
     Steps,
@@ -104,7 +104,7 @@ def checked_entry(key: str, value: Any, entry: Entry, target: CheckedParameter) 
         _check_side(what, value, entry, target)
     elif isinstance(entry, EachCount):
         _check_each_count(what, value, target)
-    elif isinstance(entry, Numbers):
+    elif isinstance(entry, FewNumbers):
         _check_few(what, value, entry, target)
     return value
 
@@ -124,7 +124,7 @@ def _check_each_count(what: str, value: Tensor, target: CheckedParameter) -> Non
         )
 
 
-def _check_few(what: str, value: Tensor, entry: Numbers, target: CheckedParameter) -> None:
+def _check_few(what: str, value: Tensor, entry: FewNumbers, target: CheckedParameter) -> None:
     shape, tiling = tuple(value.shape), target.cut.tiling
     blocks = tiling.blocks if tiling else shape[0] if shape else 1
     if shape != (blocks, 1, entry.count):
@@ -162,7 +162,7 @@ def check_codes(entries: Mapping[str, Any], target: CheckedParameter) -> None:
 
 def check_numbers(key: str, value: Any, entry: Entry, target: CheckedParameter) -> None:
     """Raise a ValueError if a tensor holds values that training cannot produce."""
-    if not isinstance(entry, (Memory, Numbers, Scales, Side)) or local(value).is_meta:
+    if not isinstance(entry, (Memory, FewNumbers, Scales, Side)) or local(value).is_meta:
         return
     what = f"{key} of {target.name!r}"
     here = local(value).detach()
@@ -200,8 +200,8 @@ def _dtypes(key: str) -> tuple[torch.dtype, ...]:
     return (*_FLOATING, torch.int8) if key == MOMENTUM else _FLOATING
 
 
-def _range(entry: Memory | Numbers | Scales | Side) -> tuple[float, float]:
-    if isinstance(entry, (Memory, Numbers)):
+def _range(entry: Memory | FewNumbers | Scales | Side) -> tuple[float, float]:
+    if isinstance(entry, (Memory, FewNumbers)):
         return entry.lowest, math.inf
     if isinstance(entry, Scales):
         return 0.0, math.inf

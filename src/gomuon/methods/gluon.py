@@ -9,7 +9,7 @@ from gomuon.functional.polar_factor import polar
 from gomuon.geometry.base import Geometry
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
-from gomuon.parameters.state import Entries, Memory, Numbers
+from gomuon.parameters.state import Entries, FewNumbers, Memory
 from gomuon.recipes.recipe import Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import MUON, Group, aspect_scale, lerp_momentum, rate
@@ -22,7 +22,7 @@ _LAST = "last_gradient"
 class MeasuredSmoothness(Geometry):
     """No maps; means, variance and covariance of measured norms and smoothness."""
 
-    entries: ClassVar[Entries] = {_LAST: Memory(), "smoothness": Numbers(4)}
+    entries: ClassVar[Entries] = {_LAST: Memory(), "smoothness": FewNumbers(4)}
 
 
 def polar_of_radius(X: Tensor, stack: Stack, group: Group) -> Tensor:

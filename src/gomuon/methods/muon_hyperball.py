@@ -9,7 +9,7 @@ from gomuon.functional import linalg
 from gomuon.geometry.base import Geometry
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
-from gomuon.parameters.state import Entries, Numbers
+from gomuon.parameters.state import Entries, FewNumbers
 from gomuon.recipes.recipe import OfficialCode, Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import STATE, Group, heavy_ball_momentum, length, plain_polar, rate
@@ -21,7 +21,7 @@ class Sphere(Geometry):
     """No maps; the weights' first norm is kept."""
 
     reads_weights = True
-    entries: ClassVar[Entries] = {"radius": Numbers(lowest=0.0)}
+    entries: ClassVar[Entries] = {"radius": FewNumbers(lowest=0.0)}
 
 
 def _weights(stack: Stack) -> Tensor:

@@ -65,7 +65,7 @@ class Scales:
 
 
 @dataclass(frozen=True)
-class Numbers:
+class FewNumbers:
     """A few numbers for every block, blocks × 1 × `count`. They are kept as computed."""
 
     count: int = 1
@@ -139,7 +139,7 @@ class Side:
         return (1, d) if self.side else (d, 1)
 
 
-Entry = Count | EachCount | Steps | Memory | Scales | Numbers | Side
+Entry = Count | EachCount | Steps | Memory | Scales | FewNumbers | Side
 Entries = Mapping[str, Entry]
 
 
@@ -175,7 +175,7 @@ def wide_entries(entries: Entries) -> frozenset[str]:
     return frozenset(
         name
         for name, entry in entries.items()
-        if isinstance(entry, (EachCount, Numbers)) or (isinstance(entry, Side) and entry.wide)
+        if isinstance(entry, (EachCount, FewNumbers)) or (isinstance(entry, Side) and entry.wide)
     )
 
 
