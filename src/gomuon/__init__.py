@@ -28,6 +28,15 @@ from gomuon.methods.kfac_muon import KFACMuon as KFACMuon
 from gomuon.methods.matched_kfac import MatchedKFAC as MatchedKFAC
 from gomuon.methods.muon_qk import MuonQK as MuonQK
 from gomuon.methods.halfspace import Halfspace as Halfspace
+from gomuon.methods.moonlight import Moonlight as Moonlight
+from gomuon.methods.polar_express_muon import PolarExpressMuon as PolarExpressMuon
+from gomuon.methods.nor_muon import NorMuon as NorMuon
+from gomuon.methods.ada_muon import AdaMuon as AdaMuon
+from gomuon.methods.sa_muon import SAMuon as SAMuon
+from gomuon.methods.muon_hyperball import MuonHyperball as MuonHyperball
+from gomuon.methods.dion import Dion as Dion
+from gomuon.methods.modular_norm import ModularNorm as ModularNorm
+from gomuon.methods.gluon import Gluon as Gluon
 
 from gomuon.recipes.registry import METHODS as _METHODS
 from gomuon.optimizer import MatrixOptimizer as MatrixOptimizer

@@ -53,7 +53,8 @@ KEPT = [
     ("Shampoo", "right_map"), ("SOAP", "square"), ("SOAP", "left_factor"), ("SOAP", "left_basis"),
     ("SOAP", "right_basis"), ("Mousse", "right_factor"), ("FISMO", "left_factor"),
     ("FISMO", "right_map"), ("MALT", "left_factor"), ("MALT", "right_factor"),
-    ("MALT", "left_scale"), ("MALT", "right_scale"),
+    ("MALT", "left_scale"), ("MALT", "right_scale"), ("NorMuon", "left_square"),
+    ("MuonHyperball", "radius"), ("Gluon", "smoothness"), ("Gluon", "last_gradient"),
 ]  # fmt: skip
 WRONG_TENSORS: dict[str, Callable[[Tensor], Any]] = {
     "a number": lambda value: 0.5,
@@ -104,6 +105,10 @@ IMPOSSIBLE: list[tuple[str, str, Callable[[Tensor], Tensor], str]] = [
     ("SOAP", "square", negative, "has values from"),
     ("MuonSquared", "square", negative, "has values from"),
     ("MALT", "left_factor", negative, "has values from"),
+    ("NorMuon", "left_square", negative, "has values from"),
+    ("MuonHyperball", "radius", negative, "has values from"),
+    ("Dion", "right_vectors", lambda value: 2 * value, "has values from"),
+    ("Dion", "right_vectors", lambda value: value[:, :-1], "has shape (1, 3, 4)"),
     ("MALT", "right_scale", negative, "has values from"),
     ("KFAC", "left_values", negative, "has values from"),
     ("SOAP", "left_basis", lambda value: 2 * value, "has values from"),

@@ -39,6 +39,9 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "MuonPlus": [{"normalise": "col_row"}],
     "MuonEq": [{"equilibrate": "row_col"}, {"equilibrate": "col"}],
     "Scion": [{}, {"constrained": False, "momentum": 0.9}],
+    "AdaMuon": [{}, {"sign": False}],
+    "Dion": [{}, {"rank_fraction": 0.5}],
+    "Gluon": [{"measure_steps": SHORT}],
 }
 
 
@@ -116,6 +119,7 @@ _WRONG: list[tuple[Kind, list[Any]]] = [
     (kinds.POSITIVE, [0.0, -1.0]),
     (kinds.DECAY, [1.0, -0.1]),
     (kinds.SHARE, [1.5, -0.5]),
+    (kinds.POSITIVE_SHARE, [0.0, 1.5]),
     (kinds.EXPONENT, [0.6, -0.1, (0.1, 0.2)]),
     (kinds.EXPONENTS, [0.6, -0.1, (0.1, 0.2, 0.3)]),
     (kinds.BETAS, [(0.9, 1.0), 0.9]),

@@ -197,6 +197,25 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     return False
 
 
+# ---- as published ------------------------------------------------------------------------------
+
+
+def published_polar_express(X: Tensor, steps: int) -> Tensor:
+    """This many steps of Polar Express on X [b, m, n], with the scalings of its public code.
+
+    X is divided by 1.01‖X‖_F + 1e-7, and all quintics but the limit are those of Y/1.01, so that
+    rounding to bfloat16 would not take a singular value above one. Here products are in X's dtype.
+    """
+    tall = X.shape[-2] > X.shape[-1]
+    Y = X.mT if tall else X
+    Y = Y / (_MARGIN * torch.linalg.matrix_norm(Y, keepdim=True) + 1e-7)
+    scaled = chain(map(_with_margin, _POLAR_EXPRESS), repeat(_LIMIT))
+    for quintic in islice(scaled, steps):
+        small = _even_part(symmetric_result(Y, Y.mT), quintic)
+        Y = torch.baddbmm(Y, small, Y, beta=quintic[0])
+    return Y.mT if tall else Y
+
+
 # ---- exact -----------------------------------------------------------------------------------
 
 # An odd quintic with p(0) = p'(0) = p'(1) = 0 and p(1) = 1. Values below .816 go to zero, values

@@ -14,7 +14,7 @@ from gomuon.functional.polar_express import exact_by_products, fast_polar
 from gomuon.functional.polar_factor import mapped_polar, rank_of
 
 # After k squarings the estimate of λ_max is at most d^(1/2^(k+1)) too large: .1 % at d = 4096.
-_SQUARINGS = 12
+SQUARINGS = 12
 # Newton's iteration for an inverse doubles its digits once 2^k is larger than the condition number.
 _INVERSE_STEPS = 20
 
@@ -24,7 +24,7 @@ def largest_eigenvalue(S: Tensor) -> Tensor:
     tiny = torch.finfo(S.dtype).tiny
     logarithm: Tensor | float = 0.0
     share = 1.0
-    for _ in range(_SQUARINGS):
+    for _ in range(SQUARINGS):
         length = torch.linalg.matrix_norm(S, keepdim=True).clamp_min(tiny)
         S = S / length
         S = S @ S
@@ -42,6 +42,23 @@ def operator_norm(X: Tensor) -> Tensor:
     gram = symmetric_product(Y if tall else Y.mT)
     norm = largest_eigenvalue(gram).sqrt() * scale[..., 0, 0]
     return torch.where(scale[..., 0, 0] > 0, norm, 0.0)
+
+
+def leading_projector(S: Tensor) -> Tensor:
+    """The projector onto the leading eigenvector of symmetric positive semi-definite S [..., d, d].
+
+    By squaring: an eigenvalue λ₂ has the share (λ₂/λ₁)^4096, so that equal ones share. Its trace is
+    one; for S = 0 it is zero.
+    """
+    for _ in range(SQUARINGS):
+        S = _of_trace_one(S)
+        S = S @ S
+    return _of_trace_one(S)
+
+
+def _of_trace_one(S: Tensor) -> Tensor:
+    trace = S.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    return S * torch.where(trace > 0, trace.reciprocal(), 0.0)
 
 
 def eigenvalue_range(S: Tensor) -> tuple[Tensor, Tensor]:

@@ -112,7 +112,9 @@ class Recipe:
     @property
     def has_geometry(self) -> bool:
         """Whether it has maps, however simple, that are renewed by its clock."""
-        return type(self.geometry) is not Geometry
+        made = ("refresh", "observe", "renew", "after")
+        kind = type(self.geometry)
+        return any(getattr(kind, name) is not getattr(Geometry, name) for name in made)
 
     @property
     def defaults(self) -> dict[str, Any]:

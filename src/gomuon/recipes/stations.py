@@ -241,6 +241,11 @@ def ratio_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
     return aspect(D, clipped=group["aspect"] == "max") * D
 
 
+def aspect_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """√(m/n)·D, which for a polar factor is one in the operator norm between root mean squares."""
+    return aspect(D, clipped=False) * D
+
+
 def rms_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
     """.2√max(m, n)·D: with ‖D‖_F = √rank an RMS of .2√(rank/min(m, n)), at full rank AdamW's .2."""
     return ADAMW_RMS * math.sqrt(max(D.shape[-2:])) * D

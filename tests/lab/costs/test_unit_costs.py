@@ -118,6 +118,8 @@ FURTHER: list[tuple[str, dict[str, Any]]] = [
     ("NewtonMuon", {"reduce": True}),
     ("NewtonMuon", {"block_size": 7}),
     ("SOAP", {"max_side": 16}),
+    ("Dion", {"rank_fraction": 0.3}),
+    ("PolarExpressMuon", {"polar_steps": 8}),
     ("Halfspace", {"tau": 1e-6}),
     ("Halfspace", {"block_size": 7}),
     ("GoMuon", {"roots": "products"}),
@@ -133,6 +135,10 @@ UNUSUAL: dict[tuple[str, str], dict[str, Any] | None] = {
     # Sources so ill-conditioned that their exact polar factors are polished in float32.
     ("MALT", "float32"): {"polar": "fast"},
     ("KFACMuon", "float32"): {"polar": "fast"},
+    ("AdaMuon", "float32"): {"polar": "fast"},
+    ("Moonlight", "float32"): {"polar": "fast"},
+    # Smoothness is measured in the first steps only.
+    **{("Gluon", case): {"measure_steps": 0} for case in CASES},
     # Values are cut like queries and keys, stacked with them and multiplied by identities.
     ("MuonQK", "heads"): None,
     # There are no queries and keys.

@@ -7,6 +7,19 @@ ones.
 from tests.methods.references.go_muon import GoMuon, NewtonMuon
 from tests.methods.references.kfac import KFAC, KFACMuon, MatchedKFAC
 from tests.methods.references.matched import FISMO, MALT, Mousse
+from tests.methods.references.muon_family import (
+    AdaMuon,
+    Dion,
+    Gluon,
+    ModularConvolution,
+    ModularEmbedding,
+    ModularNorm,
+    Moonlight,
+    MuonHyperball,
+    NorMuon,
+    PolarExpressMuon,
+    SAMuon,
+)
 from tests.methods.references.muons import Muon, MuonEq, MuonPlus, MuonSquared, Scion
 from tests.methods.references.plain import Reference
 from tests.methods.references.rotated import SOAP, Shampoo
@@ -16,16 +29,27 @@ __all__ = [
     "KFAC",
     "MALT",
     "SOAP",
+    "AdaMuon",
+    "Dion",
+    "Gluon",
     "GoMuon",
     "KFACMuon",
     "MatchedKFAC",
+    "ModularConvolution",
+    "ModularEmbedding",
+    "ModularNorm",
+    "Moonlight",
     "Mousse",
     "Muon",
     "MuonEq",
+    "MuonHyperball",
     "MuonPlus",
     "MuonSquared",
     "NewtonMuon",
+    "NorMuon",
+    "PolarExpressMuon",
     "Reference",
+    "SAMuon",
     "Scion",
     "Shampoo",
 ]
