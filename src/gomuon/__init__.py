@@ -10,6 +10,7 @@ from gomuon.errors import GeometryWarning as GeometryWarning
 from gomuon.errors import NonFiniteGradientError as NonFiniteGradientError
 from gomuon.errors import RankError as RankError
 from gomuon.intervals import Adaptive as Adaptive
+from gomuon.intervals import Rotated as Rotated
 
 from gomuon.methods.muon import Muon as Muon
 from gomuon.methods.kfac import KFAC as KFAC
@@ -44,6 +45,7 @@ __all__ = [
     "NonFiniteGradientError",
     "QKClip",
     "RankError",
+    "Rotated",
     "functional",
     *_METHODS,
 ]
