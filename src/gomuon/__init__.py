@@ -28,6 +28,9 @@ from gomuon.methods.scion import Scion as Scion
 from gomuon.methods.kfac_muon import KFACMuon as KFACMuon
 from gomuon.methods.muon_qk import MuonQK as MuonQK
 from gomuon.methods.halfspace import Halfspace as Halfspace
+from gomuon.methods.soap_muon import SOAPMuon as SOAPMuon
+from gomuon.methods.kl_shampoo import KLShampoo as KLShampoo
+from gomuon.methods.kl_shampoo import KLSOAP as KLSOAP
 
 from gomuon.recipes.registry import METHODS as _METHODS
 from gomuon.optimizer import MatrixOptimizer as MatrixOptimizer

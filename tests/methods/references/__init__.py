@@ -4,6 +4,7 @@ Nothing of gomuon is used. The optimizers are compared with these; their default
 ones.
 """
 
+from tests.methods.references.curvature import KLSOAP, QSD, SINGD, KLShampoo, SOAPMuon
 from tests.methods.references.go_muon import GoMuon, NewtonMuon
 from tests.methods.references.kfac import KFAC, KFACMuon
 from tests.methods.references.matched import FISMO, MALT, Mousse
@@ -14,10 +15,14 @@ from tests.methods.references.rotated import SOAP, Shampoo
 __all__ = [
     "FISMO",
     "KFAC",
+    "KLSOAP",
     "MALT",
+    "QSD",
+    "SINGD",
     "SOAP",
     "GoMuon",
     "KFACMuon",
+    "KLShampoo",
     "Mousse",
     "Muon",
     "MuonEq",
@@ -25,6 +30,7 @@ __all__ = [
     "MuonSquared",
     "NewtonMuon",
     "Reference",
+    "SOAPMuon",
     "Scion",
     "Shampoo",
 ]
