@@ -31,6 +31,8 @@ from gomuon.methods.halfspace import Halfspace as Halfspace
 from gomuon.methods.soap_muon import SOAPMuon as SOAPMuon
 from gomuon.methods.kl_shampoo import KLShampoo as KLShampoo
 from gomuon.methods.kl_shampoo import KLSOAP as KLSOAP
+from gomuon.methods.singd import SINGD as SINGD
+from gomuon.methods.qsd import QSD as QSD
 
 from gomuon.recipes.registry import METHODS as _METHODS
 from gomuon.optimizer import MatrixOptimizer as MatrixOptimizer

@@ -157,6 +157,8 @@ class CapturedFactors:
             them keeps a copy of it; "block" if every block of every layer has a map made for it.
         map_elements: numbers in a map of side d; a diagonal has d.
         keeps_inputs: whether A is kept once its map is made.
+        keeps_factors: whether A and B are kept at all.
+        copies: how many tensors of a map's form are kept for each map, itself included.
     """
 
     map_work: Callable[[Factors, Group], Work]
@@ -164,6 +166,8 @@ class CapturedFactors:
     one_for: Literal["factor", "layer", "block"] = "factor"
     map_elements: Callable[[int], int] = lambda d: d * d
     keeps_inputs: Callable[[Group], bool] = lambda group: True
+    keeps_factors: bool = True
+    copies: int = 1
 
 
 @dataclass(frozen=True)

@@ -306,7 +306,7 @@ def test_the_state_is_named_tensor_by_tensor(name: str) -> None:
     captured = {
         f"{side}_{kind}"
         for side in ("left", "right")
-        for kind in ("factor", "map", "basis", "values")
+        for kind in ("factor", "map", "velocity", "basis", "values")
     }
     for layer in found.layers:
         state = optimizer.state[parameters[layer.name]]

@@ -5,7 +5,9 @@ import math
 import torch
 from torch import Tensor
 
-from tests.methods.references.plain import Reference, eye, lerp, muon_scale, polar
+from gomuon.lab.bench.plain_loop import oas
+from tests.methods.references.cut_sides import CutSide
+from tests.methods.references.plain import Reference, eye, heavy_ball, lerp, muon_scale, polar
 from tests.methods.references.rotated import SOAP
 
 
@@ -170,8 +172,107 @@ class KLSOAP(KL):
 
 
 class QSD(Reference):
-    pass
+    """Frank–Wolfe on −⟨X, U⟩ + ½c·tr(UᵀBUA) over ‖U‖_op ≤ 1, with c = scale·lr·√max(1, m/n)."""
+
+    def __init__(
+        self,
+        W: Tensor,
+        lr: float = 0.08,
+        *,
+        momentum: float = 0.8,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        refresh_every: int = 4,
+        factor_decay: float = 0.97,
+        input_decay: float | None = None,
+        shrinkage: str = "oas",
+        scale: float = 1.0,
+        steps: int = 3,
+    ) -> None:
+        super().__init__(W, lr, weight_decay)
+        assert shrinkage == "oas"
+        self.momentum, self.nesterov = momentum, nesterov
+        self.refresh_every = refresh_every
+        self.beta_B, self.beta_A = factor_decay, input_decay
+        self.scale, self.steps = scale, steps
+
+    def update(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
+        if self.t % self.refresh_every == 0:
+            self.A = self.averaged(self.shrunk(self.right, x), self.beta_A or 0.0, "A")
+            self.B = self.averaged(self.shrunk(self.left, delta), self.beta_B, "B")
+        self.M, X = lerp(G, self.M, self.momentum, self.nesterov)
+        c = self.scale * self.lr * math.sqrt(max(1, self.m / self.n))
+        U = torch.zeros_like(X)
+        for _ in range(self.steps):
+            gradient = -X + c * self.B @ U @ self.A
+            towards = polar(-gradient) - U
+            bend = c * float((towards * (self.B @ towards @ self.A)).sum())
+            share = -float((gradient * towards).sum()) / bend if bend > 0 else 1.0
+            U = U + min(max(share, 0.0), 1.0) * towards
+        return muon_scale(U)
+
+    @staticmethod
+    def shrunk(side: CutSide, v: Tensor) -> Tensor:
+        S = side.moment(v)
+        return S if side.diagonal else side.each(lambda S: oas(S, len(v)), S)
+
+    def averaged(self, S: Tensor, beta: float, name: str) -> Tensor:
+        if self.t == 0:
+            return S
+        kept = beta**self.refresh_every
+        old: Tensor = getattr(self, name)
+        return kept * old + (1 - kept) * S
 
 
 class SINGD(Reference):
-    pass
+    """With a bias, W is [W b] and x carries a last column of ones."""
+
+    def __init__(
+        self,
+        W: Tensor,
+        lr: float = 1e-3,
+        *,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+        damping: float = 1e-3,
+        root_rate: float = 0.01,
+        root_momentum: float = 0.5,
+        like_kfac: bool = False,
+        normalise: bool = False,
+        refresh_every: int = 10,
+    ) -> None:
+        super().__init__(W, lr, weight_decay)
+        self.momentum, self.nesterov = momentum, nesterov
+        self.damping, self.rate = damping, root_rate
+        self.alpha = 0.0 if like_kfac else root_momentum
+        self.like_kfac, self.normalise = like_kfac, normalise
+        self.refresh_every = refresh_every
+        self.C, self.K = (torch.eye(d, dtype=W.dtype) for d in W.shape)
+        self.m_C, self.m_K = torch.zeros_like(self.C), torch.zeros_like(self.K)
+
+    def update(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
+        if self.t % self.refresh_every == 0:
+            self.descend(self.right.moment(x), self.left.moment(delta))
+        D = self.C @ self.C.T @ G @ self.K @ self.K.T
+        self.M, U = heavy_ball(D, self.M, self.momentum, self.nesterov)
+        return U
+
+    def descend(self, A: Tensor, B: Tensor) -> None:
+        C, K = self.C, self.K
+        H_K, H_C = K.T @ A @ K, C.T @ B @ C
+        tr_K = tr_C = damping_K = damping_C = 1.0
+        if not self.like_kfac:
+            tr_K, tr_C = float(H_C.trace()) / self.m, float(H_K.trace()) / self.n
+            damping_K = float((C.T @ C).trace()) / self.m
+            damping_C = float((K.T @ K).trace()) / self.n
+        pull_K = tr_K * H_K + self.damping * damping_K * K.T @ K - eye(K)
+        pull_C = tr_C * H_C + self.damping * damping_C * C.T @ C - eye(C)
+        half = 0.5 * (1 - self.alpha) if self.normalise else 0.5
+        self.m_K = self.alpha * self.m_K + half * pull_K
+        self.m_C = self.alpha * self.m_C + half * pull_C
+        self.K = K - self.step_of(self.m_K) * K @ self.m_K
+        self.C = C - self.step_of(self.m_C) * C @ self.m_C
+
+    def step_of(self, m: Tensor) -> float:
+        return self.rate / max(1.0, float(m.abs().max())) if self.normalise else self.rate
