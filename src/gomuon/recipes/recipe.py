@@ -44,6 +44,24 @@ PLAIN_USE = ModelUse()
 
 
 @dataclass(frozen=True)
+class OfficialCode:
+    """Public code that a method is held to, and how both make the same updates.
+
+    Attributes:
+        where: repository and file: "owner/name, path/file.py".
+        commit: the commit that was read, or "" if it is unknown.
+        ours: our settings with which both are equal; {} if our defaults are. None: no settings make
+            them equal, and the recipe's `departures` say why.
+        theirs: how the public code is to be set, if not at its defaults.
+    """
+
+    where: str
+    commit: str = ""
+    ours: Mapping[str, Any] | None = field(default_factory=dict)
+    theirs: str = ""
+
+
+@dataclass(frozen=True)
 class Recipe:
     """What a method does at each station, its settings, and where it comes from.
 
@@ -60,6 +78,10 @@ class Recipe:
         settings: the method's own settings, with defaults and kinds.
         formula: one line for the table of methods.
         origin: the authors, and the code or paper that it follows.
+        official: public code that the method is held to, the one it follows first; () if there is
+            none.
+        departures: where it differs from that code on purpose, whatever the settings; one sentence
+            each.
         joins_bias: whether biases join their weights as a column.
         observes_first: number of first steps that only observe a layer and do not move it.
         model_use: how the method uses a model.
@@ -75,6 +97,8 @@ class Recipe:
     settings: Settings
     formula: str
     origin: str
+    official: tuple[OfficialCode, ...] = ()
+    departures: tuple[str, ...] = ()
     clock: Clock = EVERY_STEP
     trust: Trust = stations.each_alone
     rms_scale: Scale = stations.rms_scale

@@ -8,7 +8,14 @@ from collections.abc import Iterator
 
 from gomuon.lab.experiments.optimizers import VARIANTS, OptimizerEntry, command_name
 from gomuon.lab.report.markdown import escape, table_row
-from gomuon.lab.report.terminal_methods import AXES, axes, blocks, docstring, recipes
+from gomuon.lab.report.terminal_methods import (
+    AXES,
+    axes,
+    blocks,
+    docstring,
+    official_in_words,
+    recipes,
+)
 from gomuon.recipes.recipe import Recipe
 
 CODE_WIDTH = 96
@@ -23,7 +30,12 @@ used, and when it is refreshed. G is the gradient of a weight W [m, n], M its mo
 of the update (M itself, or Nesterov's look-ahead), D the direction, and polar(X) the factor UVᵀ of
 X = USVᵀ. Factors are averages of what is observed; maps are what the step multiplies with, such as
 their inverse roots or eigenvectors. `gomuon race`, `gomuon tune` and `gomuon plan` use the names in
-the second column."""
+the second column.
+
+Where there is public code, "equal with" names our settings with which both make the same updates,
+and after a semicolon its own; both then take the exact polar factor and compute in float64. Tests
+hold us to plain references written from the same formulas. "departs" is where we differ on purpose,
+whatever the settings."""
 
 OWN_METHOD = """\
 ## Your own method
@@ -114,6 +126,7 @@ def _section(recipe: Recipe) -> str:
         f"- {AXES[0]}: {escape(geometry)}",
         f"- {AXES[2]}: {escape(clock)}",
         f"- {AXES[3]}: {escape(origin)}",
+        *(f"- {name}: {escape(value)}" for name, value in official_in_words(recipe)),
     ]
     parts = [f"## {escape(recipe.name)}", *_description(recipe)]
     parts += [_verbatim(formula), "\n".join(facts), f"```python\n{code}\n```"]

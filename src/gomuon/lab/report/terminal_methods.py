@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -50,6 +51,22 @@ def _interval_in_words(every: int) -> str:
     return "every step" if every == 1 else f"every {every} steps"
 
 
+def official_in_words(recipe: Recipe) -> list[tuple[str, str]]:
+    """Name and value of what a recipe says of public code: where it is, how both are equal."""
+    facts = []
+    for code in recipe.official:
+        commit = f"commit {code.commit}" if code.commit else "commit unknown"
+        facts.append(("official code", f"{code.where}, {commit}"))
+        if code.ours is not None:
+            ours = _settings_in_words(code.ours) or "our defaults"
+            facts.append(("equal with", f"{ours}; {code.theirs}" if code.theirs else ours))
+    return facts + [("departs", sentence) for sentence in recipe.departures]
+
+
+def _settings_in_words(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in settings.items())
+
+
 def print_table(console: Console) -> None:
     """Print all recipes in the order of the registry, then the lab's variants."""
     rows = recipes()
@@ -76,7 +93,8 @@ def _wide(recipes: Iterable[Recipe]) -> RenderableType:
 def _narrow(recipes: Iterable[Recipe]) -> RenderableType:
     parts: list[RenderableType] = []
     for recipe in recipes:
-        parts += [_head(recipe, command_name(recipe.name)), _facts(recipe), Text()]
+        facts = _facts(zip(AXES, axes(recipe), strict=True))
+        parts += [_head(recipe, command_name(recipe.name)), facts, Text()]
     return Group(*parts)
 
 
@@ -85,12 +103,12 @@ def _head(recipe: Recipe, name: str) -> Text:
     return Text.assemble((recipe.name, "bold"), (f"  {name}", "dim"), f"  {rate}")
 
 
-def _facts(recipe: Recipe) -> Table:
-    """One axis per line, name and value."""
+def _facts(facts: Iterable[tuple[str, str]]) -> Table:
+    """One fact per line, name and value."""
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, value in zip(AXES, axes(recipe), strict=True):
+    for name, value in facts:
         table.add_row(f"  {name}", Text(value))
     return table
 
@@ -115,7 +133,8 @@ def print_method(name: str, console: Console) -> None:
     console.print(_head(recipe, name))
     if entry.base:
         console.print(Text(f"  a variant: {recipe.name} with {difference(entry)}"))
-    console.print(_facts(recipe))
+    console.print(_facts(zip(AXES, axes(recipe), strict=True)))
+    console.print(_facts(official_in_words(recipe)))
     console.print(Text("\ndefaults", style="bold"))
     defaults = Table.grid(padding=(0, 2))
     for setting, value in {**recipe.defaults, **entry.options}.items():
@@ -131,7 +150,7 @@ def print_method(name: str, console: Console) -> None:
 
 def difference(entry: OptimizerEntry) -> str:
     """How a variant differs from its recipe, in words."""
-    parts = [f"{name}={value!r}" for name, value in entry.options.items()]
+    parts = [_settings_in_words(entry.options)] if entry.options else []
     for pattern, side in entry.per_head.items():
         parts.append(f"{pattern} split into heads by {side}")
     return ", ".join(parts)
