@@ -36,21 +36,23 @@ from gomuon.recipes.work import (
     maps_work,
     momentum_factors_and_maps,
 )
-from gomuon.settings import INTERVAL, NOT_NEGATIVE, SHARE, Setting, one_of, with_defaults
+from gomuon.settings import INTERVAL, NOT_NEGATIVE, ROTATED, SHARE, Setting, one_of, with_defaults
 
 
 def ridge_roots(observations: int, group: Group) -> tuple[Root, Prepared]:
     """(S + ridge·λ_max·I)^(−power)."""
 
+    def of_eigen(values: Tensor, V: Tensor) -> Tensor:
+        largest = values.amax(-1, keepdim=True)
+        ridged = torch.where(largest > 0, values.clamp_min(0) + group["ridge"] * largest, 1.0)
+        return inverse_power(ridged, V, group["power"])
+
     def root(S: Tensor) -> Tensor:
         # In float64, because a ridge of 1e-6 is as small as the rounding errors of float32.
-        values, V = decompose(torch.linalg.eigh, widened(S))
-        largest = values[..., -1:]
-        ridged = torch.where(largest > 0, values.clamp_min(0) + group["ridge"] * largest, 1.0)
-        return inverse_power(ridged, V, group["power"]).to(S.dtype)
+        return of_eigen(*decompose(torch.linalg.eigh, widened(S))).to(S.dtype)
 
     multiplied = partial(product_root, power=group["power"], shift=group["ridge"])
-    return Root(root, multiplied), lambda S: S
+    return Root(root, multiplied, of_eigen), lambda S: S
 
 
 def grafted_preconditioning(X: Tensor, stack: Stack, group: Group) -> Tensor:
@@ -100,7 +102,7 @@ RECIPE = Recipe(
         "power": Setting(0.25, SHARE),
         "graft": Setting("rmsprop", one_of("sgd", "adagrad", "rmsprop", None)),
         "statistics_every": Setting(1, INTERVAL),
-        "refresh_every": Setting(10, INTERVAL),
+        "refresh_every": Setting(10, ROTATED),
         "block_size": Setting(1024, INTERVAL),
     },
     formula="D = L^−¼ G R^−¼, grafted to the length of another rule's step, then momentum",
@@ -115,7 +117,8 @@ class Shampoo(MatrixOptimizer):
 
     `graft` is "sgd", "adagrad", "rmsprop" or None. Sides above `block_size` are cut into blocks of
     this size, each of them a matrix of its own; the last one is filled up with zeros. With
-    `factor_decay=1` Grams are summed.
+    `factor_decay=1` Grams are summed. `refresh_every=gomuon.Rotated(.01)` keeps their eigenbases and
+    renews one when it no longer fits (the criterion of "Purifying Shampoo").
     """
 
     recipe = RECIPE

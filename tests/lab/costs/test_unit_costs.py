@@ -23,6 +23,7 @@ from gomuon.lab.costs.unit_costs import (
     renewal_work,
     state_elements,
 )
+from gomuon.geometry import rotating_basis
 from gomuon.methods import kfac, soap
 from gomuon.methods.go_muon import comparison_work
 from gomuon.optimizer import MatrixOptimizer
@@ -75,8 +76,8 @@ def with_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def few_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first bases come from many equal steps, which take long to record."""
-    for method in (kfac, soap):
-        monkeypatch.setattr(method, "FIRST_STEPS", 3)
+    for module in (kfac, soap, rotating_basis):
+        monkeypatch.setattr(module, "FIRST_STEPS", 3)
 
 
 HEADS = {"*.attention.[qkv].weight": LayerSpec(heads=2), "*.o.weight": LayerSpec(input_heads=2)}
@@ -118,6 +119,18 @@ FURTHER: list[tuple[str, dict[str, Any]]] = [
     ("NewtonMuon", {"reduce": True}),
     ("NewtonMuon", {"block_size": 7}),
     ("SOAP", {"max_side": 16}),
+    *(
+        (name, {"refresh_every": Rotated(1e-12), "roots": roots})
+        for name in ("SOAP", "Shampoo", "Mousse", "KLShampoo")
+        for roots in ("eigh", "products")
+    ),
+    ("KLSOAP", {"max_side": 16}),
+    ("SOAPMuon", {"square_root": True}),
+    ("QSD", {"steps": 2, "input_decay": 0.9}),
+    ("QSD", {"block_size": 7}),
+    ("SINGD", {"block_size": 7}),
+    ("SINGD", {"max_side": 16, "long_sides": "diagonal"}),
+    ("SINGD", {"max_side": 16}),
     ("Halfspace", {"tau": 1e-6}),
     ("Halfspace", {"block_size": 7}),
     ("GoMuon", {"roots": "products"}),
