@@ -44,7 +44,7 @@ class CoupledBasis(RotatingBasis):
         columns = preconditioned(G, None, Q_R)
         # XXᵀ is G R⁻¹Gᵀ for X = G Q_R λ_R^(−½). All are of the values of the step before.
         whitened = {"left": scaled(columns, scale_R), "right": scaled(rows, scale_L)}
-        rotated = G if is_first else preconditioned(rows, None, Q_R)
+        rotated = columns if Q_L is None else preconditioned(rows, None, Q_R)
         for side in sides:
             is_left, X = side == "left", whitened[side]
             d, other = stack.shape if is_left else stack.shape[::-1]

@@ -1,6 +1,6 @@
 """Eigenbases of factors that are made of gradients, turned by a power step from time to time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -51,17 +51,20 @@ class RotatingBasis(Geometry):
 
     def after(self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group) -> None:
         every = group["refresh_every"]
+        looks: list[_Look] = []
         for stack in stacks:
             # A basis that is made now is that of this factor, and needs no power step.
             had = [s for s in sides_with_basis(stack, group) if stack.map(f"{s}_basis") is not None]
             self.average(stack, group)
             self._make_first(stack, group)
-            if due and not isinstance(every, Rotated):
-                for side in had:
+            for side in had if due else ():
+                if isinstance(every, Rotated):
+                    looks.append(_look(stack, side))
+                else:
                     self._turn(stack, side, group)
             stack.close()
-        if due and isinstance(every, Rotated):
-            self._turn_what_no_longer_fits(stacks, every, group)
+        if looks:
+            self._turn_what_no_longer_fits(looks, every, group)
 
     def _make_first(self, stack: Stack, group: Group) -> None:
         for side in sides_with_basis(stack, group):
@@ -71,12 +74,9 @@ class RotatingBasis(Geometry):
                 stack.set(f"{side}_basis", _first_basis(factor, products=products))
 
     def _turn_what_no_longer_fits(
-        self, stacks: Sequence[Stack], every: Rotated, group: Group
+        self, looks: Sequence["_Look"], every: Rotated, group: Group
     ) -> None:
         """The device is waited for once, to know which bases these are."""
-        looks = list(_looks(stacks, group))
-        if not looks:
-            return
         device = looks[0].share.device
         shares = torch.cat([look.share.to(device, torch.float32) for look in looks])
         turned = iter((shares > every.threshold).tolist())
@@ -155,11 +155,8 @@ class _Look:
     share: Tensor
 
 
-def _looks(stacks: Sequence[Stack], group: Group) -> Iterator[_Look]:
-    for stack in stacks:
-        for side in sides_with_basis(stack, group):
-            share = off_diagonal_share(kept_factor(stack, side), kept_basis(stack, side))
-            yield _Look(stack, side, share)
+def _look(stack: Stack, side: SideName) -> _Look:
+    return _Look(stack, side, off_diagonal_share(kept_factor(stack, side), kept_basis(stack, side)))
 
 
 def _sort_square(stack: Stack, side: SideName, order: Tensor, which: Tensor | None) -> None:

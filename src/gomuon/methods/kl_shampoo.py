@@ -58,10 +58,10 @@ def adam_in_bases(X: Tensor, stack: Stack, group: Group) -> Tensor:
 
 
 def _coupled_work(x: Matrices, group: Group) -> Work:
-    """G into either basis and into both, and two Grams."""
-    one_side = bases_work(x, group)
-    both = one_side[-1:] if len(sides_of(x, group)) == 2 else one_side
-    return [*one_side, *both, *grams_work(x, group)]
+    """G into either basis, and from the left one into both, and two Grams."""
+    each = bases_work(x, group)
+    both = each[1:] if len(sides_of(x, group)) == 2 else []
+    return [*each, *both, *grams_work(x, group)]
 
 
 def _turning_work(x: Matrices, group: Group) -> Work:
