@@ -108,8 +108,7 @@ class Rotated:
             )
         if not is_interval(self.every):
             raise ValueError(
-                "every of Rotated must be a whole number >= 1, got "
-                f"{describe_value(self.every)}"
+                f"every of Rotated must be a whole number >= 1, got {describe_value(self.every)}"
             )
 
     def as_dict(self) -> dict[str, Any]:

@@ -144,7 +144,7 @@ def test_frank_wolfe_falls_to_the_minimum_in_the_ball(curvature: float) -> None:
 
 def test_without_curvature_qsd_is_muon() -> None:
     models = [layer(4, 6), layer(4, 6)]
-    shared = {"lr": 0.02, "momentum": 0.8}
+    shared: dict[str, Any] = {"lr": 0.02, "momentum": 0.8}
     ours = gomuon.QSD(models[0], scale=0.0, **shared), gomuon.Muon(models[1], **shared)
     for step in range(5):
         for module, optimizer in zip(models, ours, strict=True):

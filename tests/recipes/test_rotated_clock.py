@@ -1,4 +1,4 @@
-"""The clock `Rotated`: a basis is renewed when its factor has turned away from it, and only then."""
+"""The clock `Rotated`: a basis is renewed when its factor has turned away from it."""
 
 import copy
 import io
@@ -296,7 +296,8 @@ def test_an_accelerator_waits_once_in_a_look_and_decides_the_same(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("a decomposition")
 
-    every, counts = Rotated(0.2, every=2), []
+    every = Rotated(0.2, every=2)
+    counts: list[int] = []
     models = [transformer(layers=1) for _ in range(2)]
     optimizers = [
         METHODS[method](m, refresh_every=every, roots="products", lr=1e-3) for m in models

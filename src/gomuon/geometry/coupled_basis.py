@@ -16,6 +16,7 @@ from gomuon.geometry.rotating_basis import (
 from gomuon.parameters.stacks import Stack
 from gomuon.parameters.state import Entries, both_sides
 
+
 class CoupledBasis(RotatingBasis):
     """L ← E[G R⁻¹Gᵀ]/n and R ← E[Gᵀ L⁻¹G]/m, with eigenvectors Q and eigenvalues λ of both.
 

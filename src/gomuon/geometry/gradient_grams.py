@@ -10,11 +10,13 @@ from torch import Tensor
 
 from gomuon.functional.factors import RootBatch, take_roots
 from gomuon.geometry.base import Geometry, Group
-from gomuon.geometry.kept_bases import Prepared, Roots, renew_in_kept_bases
+from gomuon.geometry.kept_bases import Prepared as Prepared
+from gomuon.geometry.kept_bases import Roots, renew_in_kept_bases
 from gomuon.intervals import Rotated
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.stacks import Stack
 from gomuon.parameters.state import Count, Entries, both_sides
+
 
 @dataclass(frozen=True)
 class GradientGrams(Geometry):

@@ -19,7 +19,7 @@ from gomuon.methods.soap import (
 )
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
-from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.recipe import OfficialCode, Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import MOMENTUM, Clock, Group, lerp_momentum, rate
 from gomuon.recipes.work import (
@@ -38,7 +38,17 @@ FACTORS: Settings = {
     "clamp": Setting(4000.0, optional(POSITIVE)),
     **{name: SOAP.settings[name] for name in ("refresh_every", "max_side", "roots")},
 }
-ORIGIN = "Lin et al. 2025 (arXiv 2509.03378), yorkerlin/KL-Methods: optim/kl_opt.py at 4cb97e0"
+ORIGIN = "Lin et al. 2025 (arXiv 2509.03378), yorkerlin/KL-Methods"
+
+
+def official(*, soap: bool) -> tuple[OfficialCode, ...]:
+    return (
+        OfficialCode(
+            "yorkerlin/KL-Methods, optim/kl_opt.py",
+            commit="4cb97e038432f2fe8992fca241d4857ce6eeada7",
+            theirs=f"using_klsoap={soap}, cast_dtype=torch.float32",
+        ),
+    )
 
 
 def whitened_in_bases(X: Tensor, stack: Stack, group: Group) -> Tensor:
@@ -108,6 +118,7 @@ KL_SHAMPOO = Recipe(
     },
     formula="D = L^−½ M R^−½;  L the average of G R⁻¹Gᵀ/n, R that of Gᵀ L⁻¹G/m",
     origin=ORIGIN,
+    official=official(soap=False),
     observes_first=1,
     work=StepWork(
         _whitening_work,
@@ -131,6 +142,7 @@ KL_SOAP = Recipe(
     },
     formula="D = Q_L[(Q_Lᵀ M Q_R)/(√v + ε)]Q_Rᵀ in the bases of L and R of KL-Shampoo",
     origin=ORIGIN,
+    official=official(soap=True),
     observes_first=1,
     work=StepWork(
         _adam_work,

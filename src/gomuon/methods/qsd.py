@@ -97,8 +97,8 @@ def ball_minimiser(
 def ball_radius(m: int, n: int, group: Group) -> float | Tensor:
     """How long a singular value of the update may be: lr·√max(1, m/n), or AdamW's length."""
     if group.get("lr_scale") == "adamw":
-        return group["lr"] * ADAMW_RMS * math.sqrt(max(m, n))  # type: ignore[no-any-return]
-    return group["lr"] * math.sqrt(max(1.0, m / n))  # type: ignore[no-any-return]
+        return group["lr"] * ADAMW_RMS * math.sqrt(max(m, n))
+    return group["lr"] * math.sqrt(max(1.0, m / n))
 
 
 def quadratic_minimiser(X: Tensor, stack: Stack, group: Group) -> Tensor:

@@ -117,8 +117,8 @@ class Shampoo(MatrixOptimizer):
 
     `graft` is "sgd", "adagrad", "rmsprop" or None. Sides above `block_size` are cut into blocks of
     this size, each of them a matrix of its own; the last one is filled up with zeros. With
-    `factor_decay=1` Grams are summed. `refresh_every=gomuon.Rotated(.01)` keeps their eigenbases and
-    renews one when it no longer fits (the criterion of "Purifying Shampoo").
+    `factor_decay=1` Grams are summed. `refresh_every=gomuon.Rotated(.01)` keeps their eigenbases,
+    and renews one when it no longer fits (the criterion of "Purifying Shampoo").
     """
 
     recipe = RECIPE

@@ -24,7 +24,7 @@ from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.layers import Layer, side_of
 from gomuon.parameters.stacks import Stack, group_by_key
 from gomuon.parameters.state import Entries, both_sides
-from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.recipe import OfficialCode, Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import CAPTURE, MOMENTUM, Clock, Group, gradient, momentum_after, rate
 from gomuon.recipes.work import (
@@ -106,7 +106,7 @@ def _seen(side: SideName, due: Sequence[Layer], group: Group) -> dict[Layer, _Se
     return found
 
 
-def _is_ready(layer: Layer, seen: Mapping[str, Mapping[Layer, _Seen]]) -> bool:
+def _is_ready(layer: Layer, seen: Mapping[SideName, Mapping[Layer, _Seen]]) -> bool:
     """Whether everything was observed that is to be, and something was."""
     wanted = _factored(layer)
     return bool(wanted) and all(layer in seen[side] for side in wanted)
@@ -118,7 +118,7 @@ def _factored(layer: Layer) -> list[SideName]:
 
 
 def _take_step(
-    layers: Sequence[Layer], seen: Mapping[str, Mapping[Layer, _Seen]], group: Group
+    layers: Sequence[Layer], seen: Mapping[SideName, Mapping[Layer, _Seen]], group: Group
 ) -> Tensor:
     """One descent step of the roots of layers of one shape; whether it failed, [layers]."""
     sides = _factored(layers[0])
@@ -153,16 +153,14 @@ def _stacked(layers: Sequence[Layer], name: str, starts: Tensor) -> Tensor:
     """An entry of all layers, [b, …]; its part of `starts` for a layer that has none."""
     kept = [layer.map_per_block(name, side_of(name)) for layer in layers]
     parts = starts.split([layer.blocks for layer in layers])
-    return torch.cat(
-        [part if one is None else one for one, part in zip(kept, parts, strict=True)]
-    )
+    return torch.cat([part if one is None else one for one, part in zip(kept, parts, strict=True)])
 
 
 def _descended(
     S: Mapping[SideName, Tensor],
     roots: Mapping[SideName, Tensor],
     velocities: Mapping[SideName, Tensor],
-    lengths: Mapping[str, int],
+    lengths: Mapping[SideName, int],
     group: Group,
 ) -> dict[SideName, tuple[Tensor, Tensor]]:
     """New roots and velocities, by side.
@@ -244,7 +242,31 @@ RECIPE = Recipe(
         **with_defaults(CAPTURE, block_size=None),
     },
     formula="D = CCᵀ G KKᵀ, then momentum;  K ← K(I − β·m), m the average of ½(KᵀAK·tr + … − I)",
-    origin="Lin et al. 2024, f-dangel/singd: singd/optim/optimizer.py at 006a035",
+    origin="Lin et al. 2024, f-dangel/singd",
+    official=(
+        OfficialCode(
+            "f-dangel/singd, singd/optim/optimizer.py",
+            commit="006a03547172b56c20573c09de7b8c93defc25ed",
+            theirs='structures=("dense", "dense")',
+        ),
+        OfficialCode(
+            "f-dangel/singd, singd/structures/diagonal.py",
+            commit="051fb1a94673138459061b807f790097f6d6da9f",
+            ours={"max_side": 1, "long_sides": "diagonal"},
+            theirs='structures=("diagonal", "diagonal")',
+        ),
+        OfficialCode(
+            "f-dangel/singd, singd/structures/blockdiagonal.py",
+            commit="006a03547172b56c20573c09de7b8c93defc25ed",
+            ours={"block_size": 30},
+            theirs='structures=("block30diagonal", "block30diagonal")',
+        ),
+    ),
+    departures=(
+        "Weight decay is decoupled; there it is added to the direction before the momentum.",
+        "A side that 30 does not divide is cut into equal blocks; there a rest is left over.",
+        "Toeplitz and hierarchical structures are missing.",
+    ),
     joins_bias=True,
     work=StepWork(
         _step_work,

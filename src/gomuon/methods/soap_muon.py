@@ -22,7 +22,7 @@ from gomuon.methods.soap import (
 )
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
-from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.recipe import OfficialCode, Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import Clock, Group, length, rate, to_length
 from gomuon.recipes.work import Matrices, StepWork, Work, plain_polar_work
@@ -69,7 +69,15 @@ RECIPE = Recipe(
         "square_root": Setting(False, FLAG),
     },
     formula="D = Q_L polar((Q_Lᵀ M Q_R)/(√v + ε)) Q_Rᵀ at a root mean square of one",
-    origin="Vyas et al., nikhilvyas/SOAP_MUON: olmo_optimimzer.py at 50bb9a8, with the exact polar",
+    origin="Vyas et al., nikhilvyas/SOAP_MUON, with the exact polar",
+    official=(
+        OfficialCode(
+            "nikhilvyas/SOAP_MUON, olmo_optimimzer.py",
+            commit="50bb9a817b48eae06e40b9c2917a251ecacd0242",
+            theirs="an exact polar factor in place of its Newton–Schulz steps",
+        ),
+    ),
+    departures=("Polar factors are exact or by Polar Express, not by ten Newton–Schulz steps.",),
     observes_first=1,
     work=StepWork(
         _step_work,

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gomuon.geometry import rotating_basis
 from gomuon.lab.costs import planned_model
 from gomuon.lab.costs.estimate import RankLayout, estimate_cost
 from gomuon.lab.costs.input_uses import find_input_uses
 from gomuon.lab.costs.traffic import Mesh
 from gomuon.lab.experiments import optimizers
-from gomuon.geometry import rotating_basis
 from gomuon.methods import kfac, soap
 from tests.counting import counted
 from tests.distributed.launcher import Place, launch

@@ -13,6 +13,7 @@ from gomuon import Adaptive, GoMuon, LayerSpec, Rotated
 from gomuon.functional import polar, polar_express
 from gomuon.functional.linalg import symmetric_product, working_dtype
 from gomuon.functional.polar_factor import PolarMethod
+from gomuon.geometry import rotating_basis
 from gomuon.lab.costs.input_uses import find_input_uses
 from gomuon.lab.costs.matrix_layers import MatrixLayer, ModelLayers, find_layers, units_of
 from gomuon.lab.costs.state_bytes import state_bytes
@@ -23,7 +24,6 @@ from gomuon.lab.costs.unit_costs import (
     renewal_work,
     state_elements,
 )
-from gomuon.geometry import rotating_basis
 from gomuon.methods import kfac, soap
 from gomuon.methods.go_muon import comparison_work
 from gomuon.optimizer import MatrixOptimizer

@@ -1,4 +1,4 @@
-"""Full Gauss–Newton as an oracle: its step is that of the dense matrix, and large models are refused."""
+"""Full Gauss–Newton as an oracle: the dense matrix's step; large models are refused."""
 
 import copy
 

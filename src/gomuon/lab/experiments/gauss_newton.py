@@ -17,10 +17,10 @@ LARGEST = 200_000  # parameters; a step takes `iterations` times several passes 
 
 
 class GaussNewton(torch.optim.Optimizer):
-    """W ← W − lr·(J ᵀHJ + damping·I)⁻¹g over all parameters at once, for a mean cross-entropy.
+    """W ← W − lr·(JᵀHJ + damping·I)⁻¹g over all parameters at once, for a mean cross-entropy.
 
-    J is the Jacobian of the logits, H the Hessian of the loss in them. For a cross-entropy H depends
-    on the logits alone, so the targets are not needed: the inputs are those of the model's last
+    J is the Jacobian of the logits, H the Hessian of the loss in them. For a cross-entropy H
+    depends on the logits alone, so no targets are needed: the inputs are those of the model's last
     forward pass, and g is the gradient that is there. Products with JᵀHJ are curvlinops', the
     equations are solved by conjugate gradients. Nothing is averaged, and there is no momentum.
 
@@ -119,6 +119,7 @@ class GaussNewton(torch.optim.Optimizer):
                     (gradient / length).unsqueeze(-1),
                     tolerance=group["tolerance"],
                     max_iter=group["iterations"],
+                    max_tridiag_iter=0,
                 )
             except RuntimeError as error:  # so it says that a product was NaN
                 raise NonFiniteGradientError(f"gauss-newton: {error}") from error
