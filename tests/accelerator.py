@@ -36,6 +36,7 @@ from torch.utils import backend_registration
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gomuon.capture import hooks
+from gomuon.geometry import rotating_basis
 from gomuon.lab.costs.recorder import OperationRecorder, RecordedOperation
 from gomuon.lab.machine import on_threads
 from gomuon.methods import kfac, soap
@@ -107,6 +108,7 @@ class TextAndImages(nn.Module):
 # The first bases come from many equal steps. To record a few of them is enough.
 @mock.patch.object(kfac, "FIRST_STEPS", 2)
 @mock.patch.object(soap, "FIRST_STEPS", 2)
+@mock.patch.object(rotating_basis, "FIRST_STEPS", 2)
 def recorded_steps(name: str, device: str) -> RecordedSteps:
     """The last steps of a method, with their forward and backward passes."""
     kind, model = METHODS[name], _model_on(device)

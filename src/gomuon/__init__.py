@@ -10,6 +10,7 @@ from gomuon.errors import GeometryWarning as GeometryWarning
 from gomuon.errors import NonFiniteGradientError as NonFiniteGradientError
 from gomuon.errors import RankError as RankError
 from gomuon.intervals import Adaptive as Adaptive
+from gomuon.intervals import Rotated as Rotated
 
 from gomuon.methods.muon import Muon as Muon
 from gomuon.methods.kfac import KFAC as KFAC
@@ -37,6 +38,11 @@ from gomuon.methods.muon_hyperball import MuonHyperball as MuonHyperball
 from gomuon.methods.dion import Dion as Dion
 from gomuon.methods.modular_norm import ModularNorm as ModularNorm
 from gomuon.methods.gluon import Gluon as Gluon
+from gomuon.methods.soap_muon import SOAPMuon as SOAPMuon
+from gomuon.methods.kl_shampoo import KLShampoo as KLShampoo
+from gomuon.methods.kl_shampoo import KLSOAP as KLSOAP
+from gomuon.methods.singd import SINGD as SINGD
+from gomuon.methods.qsd import QSD as QSD
 
 from gomuon.recipes.registry import METHODS as _METHODS
 from gomuon.optimizer import MatrixOptimizer as MatrixOptimizer
@@ -54,6 +60,7 @@ __all__ = [
     "NonFiniteGradientError",
     "QKClip",
     "RankError",
+    "Rotated",
     "functional",
     *_METHODS,
 ]

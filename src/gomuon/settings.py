@@ -13,7 +13,7 @@ import torch
 from gomuon.errors import describe_value
 from gomuon.functional.factors import RootMethod
 from gomuon.functional.polar_factor import PolarMethod
-from gomuon.intervals import Adaptive, is_interval
+from gomuon.intervals import Adaptive, Rotated, is_interval
 
 AdamWSettings = Mapping[str, Any]
 
@@ -119,6 +119,10 @@ INTERVAL = Kind(is_interval, "a whole number >= 1")
 ADAPTIVE = Kind(
     lambda value: isinstance(value, Adaptive) or is_interval(value),
     "a whole number >= 1 or gomuon.Adaptive(…)",
+)
+ROTATED = Kind(
+    lambda value: isinstance(value, Rotated) or is_interval(value),
+    "a whole number >= 1 or gomuon.Rotated(…)",
 )
 ROWS = Kind(
     lambda value: value is None or value == "auto" or is_interval(value),

@@ -22,8 +22,8 @@ from tests.models import language_loss, train, transformer
 
 NAME = "trunk.blocks.0.attention.v.weight"
 WITH_ROOTS = [name for name, kind in METHODS.items() if "roots" in kind.recipe.settings]
-# Gram–Schmidt always succeeds, so SOAP has nothing to read and nothing to fall back to.
-UNREAD = {"SOAP"}
+# Gram–Schmidt always succeeds, so these have nothing to read and nothing to fall back to.
+UNREAD = {"SOAP", "SOAPMuon", "KLShampoo", "KLSOAP"}
 CAPTURED = [name for name in METHODS if METHODS[name].recipe.geometry.captured_sides(
     METHODS[name].recipe.defaults)[1]]  # fmt: skip
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import gomuon as gomuon  # registers the methods
 from gomuon import settings as kinds
-from gomuon.intervals import Adaptive
+from gomuon.intervals import Adaptive, Rotated
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.recipes.registry import METHODS
 from gomuon.settings import Kind
@@ -42,6 +42,11 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "AdaMuon": [{}, {"sign": False}],
     "Dion": [{}, {"rank_fraction": 0.5}],
     "Gluon": [{"measure_steps": SHORT}],
+    # The published ε of 1e-15 makes what rounding leaves of a null space as long as the rest.
+    "SOAPMuon": [{"eps": 1e-8}],
+    "KLShampoo": [{"lr": 1e-3}],
+    "SINGD": [{"like_kfac": True, "normalise": True}],
+    "QSD": [{"input_decay": 0.9, "scale": 10.0}],
 }
 
 
@@ -64,12 +69,18 @@ CUT_RECIPES: list[tuple[str, dict[str, Any]]] = [
         ("KFACMuon", {"block_size": 7}),
         ("MatchedKFAC", {"block_size": 7}),
         ("NewtonMuon", {"block_size": 7}),
+        ("SINGD", {"block_size": 7}),
+        ("SINGD", {"max_side": 1, "long_sides": "diagonal"}),
+        ("QSD", {"block_size": 5, "max_side": 16, "long_sides": "diagonal"}),
     )
 ]
 # With other clocks.
 CLOCK_RECIPES: list[tuple[str, dict[str, Any]]] = [
     ("GoMuon", {"refresh_every": Adaptive(0.97, most=8), "stagger": True}),
     ("GoMuon", {"refresh_every": SHORT, "statistics_every": 1}),
+    ("SOAP", {"refresh_every": Rotated(0.1)}),
+    ("Shampoo", {"refresh_every": Rotated(0.1, every=2), "block_size": 10}),
+    ("KLSOAP", {"refresh_every": Rotated(0.1, every=2)}),
 ]
 _ALL_RECIPES = [*RECIPES, *CUT_RECIPES, *CLOCK_RECIPES]
 EVERY_RECIPE = pytest.mark.parametrize(
@@ -125,6 +136,7 @@ _WRONG: list[tuple[Kind, list[Any]]] = [
     (kinds.BETAS, [(0.9, 1.0), 0.9]),
     (kinds.INTERVAL, [0, 2.5, True]),
     (kinds.ADAPTIVE, [0, 2.5, True, {"least": 1}]),
+    (kinds.ROTATED, [0, 2.5, True, {"threshold": 0.1}]),
     (kinds.WHOLE, [-1, 2.5]),
     (kinds.FLAG, [1, None]),
     (kinds.SHRINKAGE, [1.5, {"damping": -1.0}, {"ridge": 1.0}]),

@@ -118,7 +118,7 @@ def test_every_method_treats_a_stack_as_separate_matrices(kind: type[MatrixOptim
     expected = torch.stack(apart[:4]), torch.stack(apart[4:])
     for found, other in zip(trained(kind, Experts(stacked=True), None), expected, strict=True):
         torch.testing.assert_close(found, other, rtol=1e-9, atol=1e-11)
-    if kind.__name__ == "SOAP":
+    if kind.__name__ in ("SOAP", "SOAPMuon", "KLShampoo", "KLSOAP"):
         return  # the other layout rounds differently, which decides the basis of a null space
     turned = trained(
         kind, Experts(stacked=True, transposed=True), LayerSpec(stack=True, transposed=True)

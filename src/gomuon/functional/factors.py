@@ -145,10 +145,13 @@ class Root:
         decomposed: of a batch, by decomposition.
         multiplied: the same by products, and which results can be trusted; see `product_root`. It
             is given the batch's `start` as well, if there is one. None if there is no such form.
+        of_eigen: the same of eigenvalues [..., d], at least 0, and eigenvectors that are known.
+            None if nobody asks for it.
     """
 
     decomposed: Callable[[Tensor], Tensor]
     multiplied: Callable[..., tuple[Tensor, Tensor]] | None = None
+    of_eigen: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @classmethod
     def of(cls, power: float, max_condition: float | None = None) -> "Root":

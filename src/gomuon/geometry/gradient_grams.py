@@ -1,26 +1,28 @@
 """Factors from the gradient itself, as in the Shampoo family. Nothing is captured."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
 
-from gomuon.functional.factors import Root, RootBatch, take_roots
+from gomuon.functional.factors import RootBatch, take_roots
 from gomuon.functional.linalg import identity_like
 from gomuon.geometry.base import Geometry, Group
+from gomuon.geometry.kept_bases import Prepared as Prepared
+from gomuon.geometry.kept_bases import Roots, renew_in_kept_bases
+from gomuon.intervals import Rotated
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.stacks import Stack
 from gomuon.parameters.state import Count, Entries, both_sides
-
-Prepared = Callable[[Tensor], Tensor]
-Roots = Callable[[int, Group], tuple[Root, Prepared]]
 
 
 @dataclass(frozen=True)
 class GradientGrams(Geometry):
     """L = E[GGᵀ] and R = E[GᵀG], and maps from them.
+
+    With `refresh_every=Rotated(…)` their eigenbases are kept as well, see `kept_bases`.
 
     Args:
         roots: what makes maps from Grams with this number of observations, and what is done to them
@@ -40,6 +42,7 @@ class GradientGrams(Geometry):
         # are smaller than bfloat16's rounding errors.
         **both_sides("factor", numbers="semidefinite", wide=True),
         **both_sides("map"),
+        **both_sides("basis", numbers="cosines"),  # with the clock `Rotated`
     }
 
     def refresh(
@@ -69,6 +72,9 @@ class GradientGrams(Geometry):
         return ()
 
     def renew(self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group) -> Sequence[Layer]:
+        every = group["refresh_every"]
+        if due and isinstance(every, Rotated):
+            return renew_in_kept_bases(stacks, self.roots, every, group)
         batches: list[RootBatch] = []
         for stack in stacks if due else ():
             observations = stack.layers[0].state.get("observations", 0)

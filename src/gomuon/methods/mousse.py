@@ -39,6 +39,7 @@ from gomuon.settings import (
     EXPONENT,
     INTERVAL,
     NOT_NEGATIVE,
+    ROTATED,
     Setting,
     one_of,
     with_defaults,
@@ -57,15 +58,17 @@ def trace_normalised_roots(observations: int, group: Group) -> tuple[Root, Prepa
         mean_one = torch.where(scale > 0, corrected / scale, identity_like(S))
         return mean_one + group["epsilon"] * identity_like(S)
 
-    def root(S: Tensor) -> Tensor:
-        values, V = decompose(torch.linalg.eigh, S)
-        shift = (-values[..., :1]).clamp_min(0) + group["epsilon"]
+    def of_eigen(values: Tensor, V: Tensor) -> Tensor:
+        shift = (-values.amin(-1, keepdim=True)).clamp_min(0) + group["epsilon"]
         return inverse_power(values + shift, V, group["alpha"])
+
+    def root(S: Tensor) -> Tensor:
+        return of_eigen(*decompose(torch.linalg.eigh, S))
 
     def multiplied(S: Tensor) -> tuple[Tensor, Tensor]:
         return product_root(S + group["epsilon"] * identity_like(S), group["alpha"])
 
-    return Root(root, multiplied), normalised
+    return Root(root, multiplied, of_eigen), normalised
 
 
 def matched_polar_own_length(X: Tensor, stack: Stack, group: Group) -> Tensor:
@@ -100,7 +103,7 @@ RECIPE = Recipe(
         "alpha": Setting(0.125, EXPONENT),
         "epsilon": Setting(1e-10, NOT_NEGATIVE),
         "statistics_every": Setting(1, INTERVAL),
-        "refresh_every": Setting(10, INTERVAL),
+        "refresh_every": Setting(10, ROTATED),
         "aspect": Setting("ratio", one_of("ratio", "max")),
     },
     formula="Q = polar(P_L M̂ P_R), D = P_L Q P_R at ‖Q‖_F;  P = (trace-normalised Gram)^−⅛",

@@ -42,6 +42,7 @@ from gomuon.settings import (
     FLAG,
     INTERVAL,
     NOT_NEGATIVE,
+    ROTATED,
     SHARE,
     Setting,
     one_of,
@@ -65,19 +66,22 @@ def ridge_roots(observations: int, group: Group) -> tuple[Root, Prepared]:
     """(S + (ridge·λ_max + ε)·I)^(−power)."""
     corrected = bias_correction(group["factor_decay"], observations, group)
 
-    def root(S: Tensor) -> Tensor:
-        # In float64, because a ridge of 1e-6 is as small as the rounding errors of float32.
-        values, V = decompose(torch.linalg.eigh, widened(S))
-        largest = values[..., -1:]
+    def of_eigen(values: Tensor, V: Tensor) -> Tensor:
+        largest = values.amax(-1, keepdim=True)
         ridge = group["ridge"] * largest + group["epsilon"]
         ridged = torch.where(largest > 0, values.clamp_min(0) + ridge, 1.0)
-        return inverse_power(ridged, V, group["power"]).to(S.dtype)
+        return inverse_power(ridged, V, group["power"])
+
+    def root(S: Tensor) -> Tensor:
+        # In float64, because a ridge of 1e-6 is as small as the rounding errors of float32.
+        return of_eigen(*decompose(torch.linalg.eigh, widened(S))).to(S.dtype)
 
     def multiplied(S: Tensor) -> tuple[Tensor, Tensor]:
         damped = S + group["epsilon"] * identity_like(S) if group["epsilon"] else S
         return product_root(damped, group["power"], group["ridge"])
 
-    return Root(root, multiplied), lambda S: S if corrected == 1 else S / corrected
+    made = Root(root, multiplied, of_eigen)
+    return made, lambda S: S if corrected == 1 else S / corrected
 
 
 def filtered_gradient(stack: Stack, group: Group) -> Tensor:
@@ -202,7 +206,7 @@ RECIPE = Recipe(
         "graft": Setting("rmsprop", one_of("sgd", "adagrad", "rmsprop", None)),
         "graft_by": Setting("block", one_of("block", "whole")),
         "statistics_every": Setting(1, INTERVAL),
-        "refresh_every": Setting(10, INTERVAL),
+        "refresh_every": Setting(10, ROTATED),
         **AT_FIRST,
         "block_size": Setting(1024, optional(INTERVAL)),
     },
@@ -251,7 +255,8 @@ class Shampoo(MatrixOptimizer):
     `block_size` are cut into blocks of this size, each of them a matrix of its own; the last one is
     filled up with zeros. `graft_by` says whether the length of a block is grafted, or that of the
     whole matrix. `refresh_at="last"` refreshes at updates K, 2K, …; until then a step is the
-    graft's own.
+    graft's own. `refresh_every=gomuon.Rotated(.01)` keeps the Grams' eigenbases, and renews one
+    when it no longer fits (the criterion of "Purifying Shampoo").
 
     Three presets: "original" is Gupta et al. 2018 with the numbers of its first public code: sums
     that start at ε·I, no graft, no momentum. "distributed" has the defaults of Meta's Distributed

@@ -23,12 +23,12 @@ class Recut:
     def __call__(self, entries: dict[str, Any], forms: tuple[SideForm, SideForm]) -> None:
         """Fit a layer's state to the forms of its left and right side."""
         for where, (side, form) in enumerate(zip(("left", "right"), forms, strict=True)):
-            for kind in ("factor", "map", "basis", "values"):
+            for kind in ("factor", "map", "velocity", "basis", "values"):
                 kept = entries.get(name := f"{side}_{kind}")
                 if kept is None or tuple(kept.shape[1:]) == _shape(form, where, kind):
                     continue
                 del entries[name]
-                if form.kind != "identity" and kind in ("factor", "map"):
+                if form.kind != "identity" and kind not in ("basis", "values"):
                     entries[name] = self._converted(kept, form, where)
 
     def _converted(self, S: Tensor, form: SideForm, where: int) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor
 from gomuon.functional.block_diagonal import diagonal_of, right_product, squared
 from gomuon.functional.oracle import frobenius_graft, matched_direction
 from gomuon.functional.polar_factor import polar
-from gomuon.intervals import TOGETHER, Adaptive, Interval, Turn
+from gomuon.intervals import TOGETHER, Adaptive, Interval, Turn, steps_between
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.stacks import Participants, Stack
@@ -99,7 +99,7 @@ _NOT_MEASURED = math.inf
 
 def _is_due(position: int, every: Interval, turn: Turn) -> bool:
     """t mod K = ⌊phase·K⌋, the condition of Equation (27), with the layer's own K if it has one."""
-    K = every.interval(turn.interval) if isinstance(every, Adaptive) else every
+    K = steps_between(every, turn)
     return position % K == int(turn.phase * K)
 
 

@@ -11,7 +11,11 @@ from typing import Any, Literal
 
 import torch
 
-from gomuon.functional.orthonormal import eigenbasis_products, gram_schmidt_products
+from gomuon.functional.orthonormal import (
+    LATER_STEPS,
+    eigenbasis_products,
+    gram_schmidt_products,
+)
 from gomuon.functional.polar_express import (
     BFLOAT16_STEPS,
     FAST_STEPS,
@@ -19,6 +23,7 @@ from gomuon.functional.polar_express import (
     STEPS_PER_GRAM,
 )
 from gomuon.functional.product_roots import product_count
+from gomuon.intervals import Rotated
 from gomuon.parameters.side_forms import LEFT, RIGHT, SideForm
 
 Group = Mapping[str, Any]
@@ -157,6 +162,8 @@ class CapturedFactors:
             them keeps a copy of it; "block" if every block of every layer has a map made for it.
         map_elements: numbers in a map of side d; a diagonal has d.
         keeps_inputs: whether A is kept once its map is made.
+        keeps_factors: whether A and B are kept at all.
+        copies: how many tensors of a map's form are kept for each map, itself included.
     """
 
     map_work: Callable[[Factors, Group], Work]
@@ -164,6 +171,8 @@ class CapturedFactors:
     one_for: Literal["factor", "layer", "block"] = "factor"
     map_elements: Callable[[int], int] = lambda d: d * d
     keeps_inputs: Callable[[Group], bool] = lambda group: True
+    keeps_factors: bool = True
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -305,7 +314,15 @@ def _times(count: int, shapes: Sequence[tuple[int, int, int]]) -> Work:
 def both_roots_work(x: Matrices, group: Group, power: float, shift: float = 0.0) -> Work:
     """An inverse root for either side of every block."""
     both = [Factors(x.count, d, side, x.float64) for side, d in enumerate((x.m, x.n))]
+    if isinstance(group.get("refresh_every"), Rotated):
+        return [operation for each in both for operation in _kept_basis_work(each, group)]
     return [operation for each in both for operation in root_work(each, group, power, shift)]
+
+
+def _kept_basis_work(x: Factors, group: Group) -> Work:
+    """QᵀSQ of a cached basis, a new basis, which is due at most, and the map in it."""
+    look = Product(2 * x.count, x.d, x.d, x.d)
+    return [look, *eigenbasis_work(x.count, x.d, group, LATER_STEPS), *symmetric(x.count, x.d, x.d)]
 
 
 # ---- state that several methods have in common ---------------------------------------------------
@@ -324,4 +341,5 @@ def squares(x: Matrices, *kinds: str) -> Kept:
 
 def momentum_factors_and_maps(x: Matrices, group: Group) -> Kept:
     """The state of a method with factors and maps made of the gradient."""
-    return {**momentum(x, group), **squares(x, "factor", "map")}
+    bases = ("basis",) if isinstance(group.get("refresh_every"), Rotated) else ()
+    return {**momentum(x, group), **squares(x, "factor", "map", *bases)}

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from gomuon.intervals import Adaptive, Interval
+from gomuon.intervals import Interval, steps_between
 from gomuon.parameters.layers import Layer
 from gomuon.watching.findings import Diagnosis, Finding
 from gomuon.watching.records import WatchRecord, weight_length
@@ -148,7 +148,7 @@ def _steps_between_observations(patient: Patient) -> int:
     """The steps over which B̄ decays before it is averaged with the next B."""
     group = patient.group
     every: Interval = group.get("statistics_every") or group.get("refresh_every", 1)
-    return every.interval(patient.layer.turn.interval) if isinstance(every, Adaptive) else every
+    return steps_between(every, patient.layer.turn)
 
 
 def _one_batch(patient: Patient) -> Finding | None:

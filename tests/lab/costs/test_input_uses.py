@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gomuon.geometry import rotating_basis
 from gomuon.lab.costs import planned_model
 from gomuon.lab.costs.estimate import RankLayout, estimate_cost
 from gomuon.lab.costs.input_uses import find_input_uses
@@ -106,8 +107,8 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
 
 @pytest.fixture(autouse=True)
 def few_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for method in (kfac, soap):
-        monkeypatch.setattr(method, "FIRST_STEPS", 3)
+    for module in (kfac, soap, rotating_basis):
+        monkeypatch.setattr(module, "FIRST_STEPS", 3)
 
 
 @pytest.mark.parametrize("on", CASES)

@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gomuon import Adaptive, GoMuon, LayerSpec
+from gomuon import Adaptive, GoMuon, LayerSpec, Rotated
 from gomuon.functional import polar, polar_express
 from gomuon.functional.linalg import symmetric_product, working_dtype
 from gomuon.functional.polar_factor import PolarMethod
+from gomuon.geometry import rotating_basis
 from gomuon.lab.costs.input_uses import find_input_uses
 from gomuon.lab.costs.matrix_layers import MatrixLayer, ModelLayers, find_layers, units_of
 from gomuon.lab.costs.state_bytes import state_bytes
@@ -75,8 +76,8 @@ def with_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def few_first_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first bases come from many equal steps, which take long to record."""
-    for method in (kfac, soap):
-        monkeypatch.setattr(method, "FIRST_STEPS", 3)
+    for module in (kfac, soap, rotating_basis):
+        monkeypatch.setattr(module, "FIRST_STEPS", 3)
 
 
 HEADS = {"*.attention.[qkv].weight": LayerSpec(heads=2), "*.o.weight": LayerSpec(input_heads=2)}
@@ -120,6 +121,13 @@ FURTHER: list[tuple[str, dict[str, Any]]] = [
     ("SOAP", {"max_side": 16}),
     ("Dion", {"rank_fraction": 0.3}),
     ("PolarExpressMuon", {"polar_steps": 8}),
+    ("KLSOAP", {"max_side": 16}),
+    ("SOAPMuon", {"square_root": True}),
+    ("QSD", {"steps": 2, "input_decay": 0.9}),
+    ("QSD", {"block_size": 7}),
+    ("SINGD", {"block_size": 7}),
+    ("SINGD", {"max_side": 16, "long_sides": "diagonal"}),
+    ("SINGD", {"max_side": 16}),
     ("Halfspace", {"tau": 1e-6}),
     ("Halfspace", {"block_size": 7}),
     ("GoMuon", {"roots": "products"}),
@@ -278,6 +286,33 @@ def test_what_a_clock_that_adapts_compares_is_predicted() -> None:
     assert expected[0] > 0
 
 
+@pytest.mark.parametrize("roots", ["eigh", "products"])
+@pytest.mark.parametrize("name", ["SOAP", "Shampoo", "Mousse", "KLShampoo"])
+def test_looks_at_bases_and_their_renewal_are_predicted(name: str, roots: str) -> None:
+    """If every look renews, as here, nothing is left out; the first step only makes the bases."""
+    settings = {"refresh_every": Rotated(1e-12, every=2), "roots": roots, "polar": "svd"}
+    recipe, work, case = METHODS[name].recipe, work_of(name), CASES["mlp"]
+    settings = {key: value for key, value in settings.items() if key in recipe.settings}
+    model, optimizer, found = prepared(name, settings, case)
+    units = units_of(found.layers)
+    group = {**recipe.defaults, **settings}
+    for step in range(4):
+        group["step"] = step
+        optimizer.zero_grad()
+        loss_of(model, case, step).backward()
+        expected = every_unit(units, layers_work, work.step)
+        expected += every_unit(units, layers_work, work.observe)
+        if recipe.clock.renews(group):
+            expected += every_unit(units, renewal_work, work)
+        found_now = counted(optimizer.step)
+        assert step == 0 or found_now == predicted(expected)
+    kept = working_dtype(next(model.parameters())).itemsize
+    kept *= sum(state_elements(unit, work) for unit in units)
+    matrices = [p for p in model.parameters() if "momentum" in optimizer.state[p]]
+    tensors = [v for p in matrices for v in optimizer.state[p].values() if isinstance(v, Tensor)]
+    assert kept == sum(v.numel() * v.element_size() for v in tensors)
+
+
 @pytest.mark.parametrize("offload", [False, True, "maps"])
 @pytest.mark.parametrize("form", [None, "bfloat16", "int8"])
 @pytest.mark.parametrize(
@@ -318,7 +353,7 @@ def test_the_state_is_named_tensor_by_tensor(name: str) -> None:
     captured = {
         f"{side}_{kind}"
         for side in ("left", "right")
-        for kind in ("factor", "map", "basis", "values")
+        for kind in ("factor", "map", "velocity", "basis", "values")
     }
     for layer in found.layers:
         state = optimizer.state[parameters[layer.name]]

@@ -4,6 +4,7 @@ Nothing of gomuon is used. The optimizers are compared with these; their default
 ones.
 """
 
+from tests.methods.references.curvature import KLSOAP, QSD, SINGD, KLShampoo, SOAPMuon
 from tests.methods.references.go_muon import GoMuon, NewtonMuon
 from tests.methods.references.kfac import KFAC, KFACMuon, MatchedKFAC
 from tests.methods.references.matched import FISMO, MALT, Mousse
@@ -27,13 +28,17 @@ from tests.methods.references.rotated import SOAP, Shampoo
 __all__ = [
     "FISMO",
     "KFAC",
+    "KLSOAP",
     "MALT",
+    "QSD",
+    "SINGD",
     "SOAP",
     "AdaMuon",
     "Dion",
     "Gluon",
     "GoMuon",
     "KFACMuon",
+    "KLShampoo",
     "MatchedKFAC",
     "ModularConvolution",
     "ModularEmbedding",
@@ -50,6 +55,7 @@ __all__ = [
     "PolarExpressMuon",
     "Reference",
     "SAMuon",
+    "SOAPMuon",
     "Scion",
     "Shampoo",
 ]

@@ -108,6 +108,10 @@ def estimate_cost(
 ) -> CostEstimate:
     """The costs of the method `name`; `changes` apply to methods that have these settings."""
     entry = optimizers.find(name)
+    if name == optimizers.GAUSS_NEWTON:
+        raise LabError(
+            f"{name} is an oracle for small models in gomuon race; its costs are not planned"
+        )
     if entry is None:
         return _elementwise(name, planned, ranks)
     recipe, work = entry.recipe, entry.recipe.work

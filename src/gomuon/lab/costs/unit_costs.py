@@ -108,7 +108,10 @@ def state_elements(unit: Layers, work: StepWork) -> int:
 
 
 def kept_elements(unit: Layers, work: StepWork) -> Counter[str]:
-    """The same by the names that tensors have in the state; K-FAC's bases count as maps."""
+    """The same by the names that tensors have in the state; K-FAC's bases count as maps.
+
+    What is kept beside a map in its form counts as a part of it.
+    """
     kept: Counter[str] = Counter()
     for x in unit:
         kept.update(work.keeps(x.matrices, x.settings))
@@ -116,13 +119,14 @@ def kept_elements(unit: Layers, work: StepWork) -> Counter[str]:
         return kept
     for layer in unit:
         for where in _captured(layer):
-            kept[_MAPS[where]] += _map_elements(layer, where, work.captured)
-        if layer.matrices.captured[LEFT]:
+            elements = _map_elements(layer, where, work.captured)
+            kept[_MAPS[where]] += work.captured.copies * elements
+        if work.captured.keeps_factors and layer.matrices.captured[LEFT]:
             kept["left_factor"] += layer.factors[LEFT].elements
             kept["left_seen_each"] += _seen_each(layer)
     for layer in _right_factor(unit):
         right = layer.factors[RIGHT]
-        if work.captured.keeps_inputs(layer.settings):
+        if work.captured.keeps_factors and work.captured.keeps_inputs(layer.settings):
             kept["right_factor"] += right.elements
             kept["right_seen_each"] += _seen_each(layer)
         copied = any(right.strips != x.matrices.count for x in unit)

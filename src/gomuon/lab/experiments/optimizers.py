@@ -12,6 +12,7 @@ from torch import nn
 
 from gomuon.intervals import from_plain, longest
 from gomuon.lab.errors import LabError, unknown_name
+from gomuon.lab.experiments.gauss_newton import GaussNewton
 from gomuon.lab.experiments.interpolated import InterpolatedGoMuon
 from gomuon.lab.experiments.models import Attention
 from gomuon.optimizer import MatrixOptimizer
@@ -21,8 +22,14 @@ from gomuon.recipes.registry import METHODS
 from gomuon.telemetry import Alignment, Refreshes
 
 ADAMW = "adamw"
+GAUSS_NEWTON = "gauss-newton"
 ADAMW_BETAS = (0.9, 0.95)
 ADAMW_RATE = 3e-3
+# Optimizers that are no recipe of ours: their titles, and their default rates.
+OTHERS: dict[str, tuple[str, float]] = {
+    ADAMW: ("AdamW", ADAMW_RATE),
+    GAUSS_NEWTON: ("Gauss–Newton", 0.5),
+}
 # The paper's arithmetic, whatever a method's defaults are; arms that differ from it say so. The
 # polar factor completes the null space, and all rows enter the statistics.
 ARITHMETIC: dict[str, Any] = {"polar": "svd", "rows": None}
@@ -110,16 +117,16 @@ def entries() -> dict[str, OptimizerEntry]:
 
 def names() -> list[str]:
     """All names that `gomuon race` accepts."""
-    return [ADAMW, *entries()]
+    return [*OTHERS, *entries()]
 
 
 def find(name: str) -> OptimizerEntry | None:
-    """The optimizer of a name; None for torch's AdamW.
+    """The optimizer of a name; None for torch's AdamW and the others that are no recipe.
 
     Raises:
         LabError: the name is unknown; the message suggests the nearest one.
     """
-    if name == ADAMW:
+    if name in OTHERS:
         return None
     known = {**entries(), **CONTROLS}
     if name not in known:
@@ -130,7 +137,7 @@ def find(name: str) -> OptimizerEntry | None:
 def title(name: str) -> str:
     """The title of an optimizer in tables and plots."""
     entry = find(name)
-    return "AdamW" if entry is None else entry.title
+    return OTHERS[name][0] if entry is None else entry.title
 
 
 def has_momentum(name: str) -> bool:
@@ -150,7 +157,7 @@ def default_rate(name: str, task: str) -> float:
     entry = find(name)
     rates = RATES.get(task, {})
     if entry is None:
-        return rates.get(ADAMW, ADAMW_RATE)
+        return rates.get(name, OTHERS[name][1])
     rate: float = rates.get(entry.base or name, entry.recipe.defaults["lr"])
     return rate
 
@@ -163,12 +170,14 @@ def build(
     Args:
         name: one of ``names()``.
         model: its matrices get ``lr``; AdamW updates all other parameters with ``adamw_lr``.
-        lr: peak rate of the matrices; with "adamw", of the whole model.
+        lr: peak rate of the matrices; with "adamw" and "gauss-newton", of the whole model.
         adamw_lr: peak rate of everything else.
         options: further keywords of the optimizer, such as ``refresh_every``.
     """
     entry = find(name)
     try:
+        if name == GAUSS_NEWTON:
+            return GaussNewton(model, lr, **options)
         if entry is None:
             return _adamw(model, lr, {"betas": ADAMW_BETAS, "weight_decay": 0.0, **options})
         known = entry.recipe.defaults
