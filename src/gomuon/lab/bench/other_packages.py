@@ -9,11 +9,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gomuon.lab.bench.arms import RATE, BenchArm, CannotTrain, Stepper, beside_adamw
+from gomuon.lab.experiments.foreign import leave_uncompiled
 
-Make = Callable[[ModuleType, list[Tensor]], torch.optim.Optimizer]
+Make = Callable[[ModuleType, list[nn.Parameter]], torch.optim.Optimizer]
 
 
 def load(name: str) -> Any:
@@ -56,9 +57,9 @@ def package_arm(
 
 def package_arms(compiled: bool) -> tuple[BenchArm, ...]:
     def quiet(make: Make) -> Make:
-        def made(heavyball: ModuleType, matrices: list[Tensor]) -> torch.optim.Optimizer:
+        def made(heavyball: ModuleType, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
             if not compiled:
-                heavyball.utils.compile_mode = None
+                leave_uncompiled(heavyball)
             return make(heavyball, matrices)
 
         return made
