@@ -19,7 +19,7 @@ def parse_options(text: str, wanted: list[str]) -> dict[str, dict[str, Any]]:
     for part in _parts(text):
         left, given, value = (piece.strip() for piece in part.partition("="))
         name, _, key = left.rpartition(".")
-        if not given or not key.isidentifier() or not value:
+        if not (given and name and key.isidentifier() and value):
             raise LabError(f"--options {part!r} is not understood; {EXAMPLE}")
         if name not in wanted:
             raise LabError(f"--options names {name!r}, which is not among {', '.join(wanted)}")

@@ -20,7 +20,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from gomuon.lab.errors import LabError, unknown_name
+from gomuon.lab.input_checks import is_file
 
 FORM = "write module:Class or path/to/file.py:Class"
 
@@ -81,7 +84,7 @@ def import_code(place: str, asked: str) -> ModuleType:
         LabError: there is no such file, it cannot be imported, or its name is taken.
     """
     path = Path(place).absolute() if is_file_name(place) else None
-    if path is not None and not path.is_file():
+    if path is not None and not is_file(path):
         raise LabError(f"{asked}: there is no such file")
     try:
         module = importlib.import_module(place if path is None else path.stem)
@@ -117,12 +120,12 @@ def load(name: str, kind: str) -> type:
 
 
 @dataclass(frozen=True)
-class Source:
+class CodeSource:
     """What a class was when it was used.
 
     Attributes:
         path: its module and name.
-        sha256: of the file that defines it; None if it has none.
+        sha256: of the file that defines it, or files with its bases; None if it has none.
         package: the package that it is part of, None for a plain file.
         version: of the package.
     """
@@ -136,11 +139,11 @@ class Source:
         return asdict(self)
 
 
-def source_of(name: str, kind: str) -> Source:
+def source_of(name: str, kind: str) -> CodeSource:
     """The source of a class from outside."""
     found = load(name, kind)
     package = None if is_file_name(split(name)[0]) else found.__module__.partition(".")[0]
-    return Source(
+    return CodeSource(
         f"{found.__module__}.{found.__qualname__}",
         _file_hash(found),
         package,
@@ -189,11 +192,32 @@ def require_same(recorded: Any, now: dict[str, dict[str, Any]], folder: Path) ->
 
 
 def _file_hash(found: type) -> str | None:
+    """sha256 of the files, one after the other, in which the class and its bases are written.
+
+    Bases that torch and Python provide do not count; their versions are recorded.
+    """
+    own = found.__module__.partition(".")[0]
+    given = {"torch", "builtins", "typing", "abc"} - {own}
+    files = [
+        file
+        for kind in found.__mro__[:-1]
+        if kind.__module__.partition(".")[0] not in given and kind is not torch.optim.Optimizer
+        for file in _files(kind)
+    ]
+    digest = hashlib.sha256()
     try:
-        file = inspect.getsourcefile(found)
-        return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    except (TypeError, OSError):  # a class of the interpreter itself, or made without a file
+        for file in dict.fromkeys(files):
+            digest.update(Path(file).read_bytes())
+    except OSError:
         return None
+    return digest.hexdigest() if files else None
+
+
+def _files(kind: type) -> list[str]:
+    """Where its methods are written; a package may present it as part of another module."""
+    functions = [inspect.unwrap(value) for value in vars(kind).values() if callable(value)]
+    codes = [function.__code__ for function in functions if inspect.isfunction(function)]
+    return [code.co_filename for code in codes if Path(code.co_filename).is_file()]
 
 
 def _version(package: str) -> str | None:
