@@ -6,6 +6,7 @@ import hashlib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -157,7 +158,7 @@ def test_names_of_ours_are_never_taken_for_outside() -> None:
 
 
 def test_hashes_of_content_tell_everything_apart() -> None:
-    different = [
+    different: list[Any] = [
         *(0, 0.0, False, None, "", "0", b"", [], {}, [[]], [0], {"a": 0}, {0: "a"}),
         *(torch.zeros(()), torch.zeros(1), torch.zeros(1, dtype=torch.int32), torch.zeros(1, 1)),
         *(numpy.zeros(1), numpy.zeros(1, numpy.float32), numpy.ones(1), [torch.zeros(1), 0]),

@@ -19,7 +19,7 @@ from gomuon.lab.results.pairing import require_pair
 from gomuon.lab.results.runs import CHECKPOINT, DIFFERS_AT, MANIFEST, METRICS, load_run
 from gomuon.lab.running import execution
 from gomuon.lab.running.session import Session
-from gomuon.lab.running.training import train
+from gomuon.lab.running.training import UpdateReport, train
 from gomuon.lab.running.trials import try_continuing
 from tests.lab.helpers.own_classes import HERE, Line
 from tests.lab.helpers.reports import edit_json
@@ -128,7 +128,7 @@ def test_a_class_gets_what_its_first_argument_says() -> None:
 
 @pytest.mark.skipif(not HAS_MUON, reason="this torch has no Muon")
 def test_muon_of_torch_leaves_convolutions_to_adamw() -> None:
-    shape = {"task": "digits-conv", "width": 8, "layers": 1, "batch": 2}
+    shape = {"task": "digits-vit", "width": 8, "layers": 1, "batch": 2}
     session = Session(addition(optimizer="torch.optim:Muon", **shape))
     assert session.note.startswith("torch.optim:Muon gets the matrices of two dimensions")
     assert isinstance(session.optimizer, CombinedOptimizer)
@@ -153,9 +153,9 @@ def test_one_that_keeps_numbers_outside_its_state_starts_again(tmp_path: Path) -
         folder = tmp_path / f"{name}-stopped"
         assert not train(config, folder, stop=stop_after(7), say=notes.append)
         assert not (folder / CHECKPOINT).exists()
-        steps: list[int] = []
-        assert train(config, folder, report=lambda p, s=steps: s.append(p.step), say=notes.append)
-        assert steps[0] == 1
+        reports: list[UpdateReport] = []
+        assert train(config, folder, report=reports.append, say=notes.append)
+        assert reports[0].step == 1
         assert notes[1:] == notes[:1] * 2  # it says so each time
         assert metrics_of(folder) == metrics_of(tmp_path / f"{name}-whole")
         recorded = json.loads((folder / MANIFEST).read_text())["continuation"]

@@ -56,7 +56,7 @@ def adamw(parameters: Sequence[Tensor]) -> torch.optim.AdamW:
 
 
 def beside_adamw(
-    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], two_dimensional: bool = False
+    make: Callable[[list[Tensor]], torch.optim.Optimizer], two_dimensional: bool = False
 ) -> Callable[[nn.Module], Stepper]:
     """Give the matrices to the optimizer that `make` creates, everything else to AdamW."""
 

@@ -9,12 +9,12 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gomuon.lab.bench.arms import RATE, BenchArm, CannotTrain, Stepper, beside_adamw
 from gomuon.lab.experiments.foreign import leave_uncompiled
 
-Make = Callable[[ModuleType, list[nn.Parameter]], torch.optim.Optimizer]
+Make = Callable[[ModuleType, list[Tensor]], torch.optim.Optimizer]
 
 
 def load(name: str) -> Any:
@@ -57,7 +57,7 @@ def package_arm(
 
 def package_arms(compiled: bool) -> tuple[BenchArm, ...]:
     def quiet(make: Make) -> Make:
-        def made(heavyball: ModuleType, matrices: list[nn.Parameter]) -> torch.optim.Optimizer:
+        def made(heavyball: ModuleType, matrices: list[Tensor]) -> torch.optim.Optimizer:
             if not compiled:
                 leave_uncompiled(heavyball)
             return make(heavyball, matrices)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from gomuon.parameters.routing import route
 
 
-def matrices_and_rest(model: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+def matrices_and_rest(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
     """The matrices that gomuon's routing selects, and what AdamW gets."""
     table = route(model)
     return (

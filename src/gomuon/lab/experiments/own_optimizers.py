@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import own_code
@@ -164,10 +164,10 @@ def _attempts(
         return
     names = {id(parameter): name for name, parameter in model.named_parameters()}
 
-    def given(parameters: list[nn.Parameter]) -> list[Any]:
+    def given(parameters: Iterable[Tensor]) -> list[Any]:
         if found.takes == "named parameters":
             return [(names[id(parameter)], parameter) for parameter in parameters]
-        return parameters
+        return list(parameters)
 
     def combined(share: str) -> AnyOptimizer:
         matrices, rest = matrices_and_rest(model)
