@@ -12,7 +12,7 @@ import tyro
 from rich.console import Console
 
 from gomuon.lab import machine
-from gomuon.lab.experiments import catalogue, racing, tuning
+from gomuon.lab.experiments import catalogue, own_code, racing, tuning
 from gomuon.lab.experiments.plan import Plan, adapt
 from gomuon.lab.experiments.selection import EXPERIMENT, read_selection
 from gomuon.lab.flags import (
@@ -44,6 +44,7 @@ def race(
     task: OptionalText = "",
     optimizers: OptionalText = "",
     lr: OptionalText = "",
+    options: OptionalText = "",
     selection: OptionalPath = None,
     seeds: OptionalText = "",
     steps: OptionalInt = None,
@@ -62,10 +63,13 @@ def race(
     continues.
 
     Args:
-        task: grokking (modular addition, the default), ptb or shakespeare.
+        task: grokking (modular addition, the default), ptb or shakespeare; or a class of your
+            own, as package.module:Class or path/to/file.py:Class (docs/own.md).
         optimizers: Names separated by commas. Default: go-muon,muon,adamw. The first is compared
-            with each of the others. gomuon methods lists all names.
+            with each of the others. gomuon methods lists all names; a class of torch's kind is
+            named like a task, such as torch.optim:Muon.
         lr: Peak rates of the matrices, such as go-muon=.08,muon=.16; others keep their default.
+        options: Further keywords, such as go-muon.refresh_every=8,torch.optim:Muon.nesterov=False.
         selection: A selection.json, written by gomuon tune or reproduce. Task, optimizers, model,
             rates and momenta come from it unless given here.
         seeds: Such as 0,1,2 or 0-2; all optimizers run on every seed. Default: 0; with a selection
@@ -87,6 +91,7 @@ def race(
         task,
         optimizers or racing.OPTIMIZERS,
         rates=lr,
+        options=options,
         seeds=seeds,
         steps=steps,
         adamw_lr=adamw_lr,
@@ -94,7 +99,7 @@ def race(
         timing=timing,
         **shape.as_dict(),
     )
-    folder = out or Path("runs") / f"race-{task}{'' if picked is None else '-tuned'}"
+    folder = out or Path("runs") / f"race-{own_code.slug(task)}{'' if picked is None else '-tuned'}"
     jobs, threads = jobs_and_threads(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
     carry_out(adapt(plan, threads=threads), folder, jobs, data_dir)
 
@@ -105,6 +110,7 @@ def tune(
     grid: OptionalInt = None,
     ratio: float = tuning.RATIO,
     rates: OptionalText = "",
+    options: OptionalText = "",
     momenta: OptionalText = "",
     seeds: str = "0",
     steps: OptionalInt = None,
@@ -122,11 +128,13 @@ def tune(
     gomuon race --selection. You can stop it at any time: the same command continues.
 
     Args:
-        task: grokking (modular addition), ptb or shakespeare.
-        optimizers: Names separated by commas; gomuon methods lists all names.
+        task: grokking (modular addition), ptb or shakespeare; or a class of your own, as
+            package.module:Class or path/to/file.py:Class (docs/own.md).
+        optimizers: Names separated by commas; gomuon methods lists all names. Classes as for race.
         grid: Number of rates per method, around its default rate. Default: 5, or as in --rates.
         ratio: Each rate divided by the next lower one.
         rates: Your own rates, such as go-muon=.02/.04/.08,muon=.01/.02/.04; as many for each.
+        options: Further keywords, such as go-muon.refresh_every=8, for all rates of a method.
         momenta: Such as .8,.95; tried with every rate of the methods that have a momentum. Methods
             without one get the same number of candidates from a finer grid.
         seeds: Such as 0,1,2 or 0-2; the statistic is averaged over them.
@@ -144,13 +152,14 @@ def tune(
         grid=grid,
         ratio=ratio,
         rates=rates,
+        options=options,
         momenta=momenta,
         seeds=seeds,
         steps=steps,
         adamw_lr=adamw_lr,
         **shape.as_dict(),
     )
-    folder = out or Path("runs") / f"tune-{task}"
+    folder = out or Path("runs") / f"tune-{own_code.slug(task)}"
     parallel, each = jobs_and_threads(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
     plan = adapt(plan, threads=each)
     if dry_run:

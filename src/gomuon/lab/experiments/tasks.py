@@ -18,7 +18,7 @@ from torch.nn import functional as F
 from gomuon.lab import machine
 from gomuon.lab.data import corpora
 from gomuon.lab.errors import LabError, unknown_name
-from gomuon.lab.experiments import schedules
+from gomuon.lab.experiments import own_code, own_tasks, schedules
 from gomuon.lab.experiments.digits import DigitsTask
 from gomuon.lab.experiments.gpt import LayerNormGPT
 from gomuon.lab.experiments.models import CharacterModel, ModularAdditionModel
@@ -262,9 +262,27 @@ TASKS: dict[str, Callable[[RunConfig, str | Path | None], Task]] = {
 
 
 def check_name(name: str) -> str:
-    if name not in TASKS:
+    if own_code.is_own(name):
+        own_tasks.load(name)
+    elif name not in TASKS:
         raise unknown_name("task", name, TASKS)
     return name
+
+
+def title(name: str) -> str:
+    """In titles: a name of ours, or "Rings (own_task.py)"; imports nothing."""
+    return own_code.title(name) if own_code.is_own(name) else name
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """RunConfig fields that a race on a task takes if none are given.
+
+    Raises:
+        LabError: the task is unknown.
+    """
+    if own_code.is_own(name):
+        return own_tasks.defaults(name)
+    return dict(DEFAULTS[check_name(name)])
 
 
 def build(config: RunConfig, data_dir: str | Path | None = None) -> Task:
@@ -273,6 +291,8 @@ def build(config: RunConfig, data_dir: str | Path | None = None) -> Task:
     Raises:
         LabError: the task is unknown, its corpus is not available, or a number does not fit.
     """
+    if own_code.is_own(config.task):
+        return own_tasks.AdaptedTask(config)
     kind = TASKS[check_name(config.task)]
     _require_memory(config)
     return kind(config, data_dir)

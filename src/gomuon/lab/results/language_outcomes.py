@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from gomuon.lab import formatting as w
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments.loss_windows import PAPER_WINDOWS, window_name
-from gomuon.lab.experiments.run_config import HELD_OUT_TASKS, VALIDATION_LOSS
+from gomuon.lab.experiments.run_config import VALIDATION_LOSS, is_held_out
 from gomuon.lab.results.campaigns import ArmRuns, Campaign
 from gomuon.lab.results.runs import METRICS, Run
 from gomuon.lab.results.statistics import language_result, loss_score, paired, score_name
@@ -108,7 +108,7 @@ def analyse(campaign: Campaign) -> LanguageOutcomes:
     }
     windows_in_paper = {key for row in campaign.printed("windows").values() for key in row}
     held_out = Measure(score_name(campaign.task), VALIDATION_LOSS, VALIDATION_LOSS)
-    has_held_out = campaign.task in HELD_OUT_TASKS
+    has_held_out = is_held_out(campaign.task)
     deciding = held_out if has_held_out else mean
     if len(windows_in_paper) == 1:  # the paper judges this experiment by a single window
         deciding = next((m for m in measures if m.paper_key in windows_in_paper), mean)
@@ -122,7 +122,7 @@ def outcome(run: Run, campaign: Campaign) -> dict[str, float]:
     except (KeyError, TypeError, ValueError) as error:
         raise LabError(f"{run.folder / METRICS}: no loss for every window ({error})") from error
     found = {**result["windows"], GEOMETRIC_MEAN: result["geometric_mean"]}
-    if campaign.task in HELD_OUT_TASKS:
+    if is_held_out(campaign.task):
         found[VALIDATION_LOSS] = loss_score(result)
     # A diverged run has no mean for later windows; NaN ranks last.
     return {key: math.nan if value is None else value for key, value in found.items()}

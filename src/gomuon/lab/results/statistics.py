@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gomuon.lab.experiments.loss_windows import LossWindow, window_name, windows_for
-from gomuon.lab.experiments.run_config import HELD_OUT_TASKS, VALIDATION_LOSS
+from gomuon.lab.experiments.run_config import VALIDATION_LOSS, is_held_out
 
 GROK_THRESHOLD = 0.99
 GROK_EVALUATIONS = 5
@@ -194,7 +194,7 @@ def loss_score(result: Mapping[str, Any]) -> float | None:
 
 def score_name(task: str) -> str:
     """The head of a column with that number."""
-    return "validation loss" if task in HELD_OUT_TASKS else "geometric mean"
+    return "validation loss" if is_held_out(task) else "geometric mean"
 
 
 def grokking_result(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
