@@ -33,6 +33,16 @@ RATES: dict[str, dict[str, float]] = {
     "grokking": {"muon": 0.16, ADAMW: 1e-2},
     "ptb": {"shampoo": 1e-2},
     "shakespeare": {"shampoo": 1e-2},
+    # The solution is large, so that a step of the usual length would not reach it.
+    "regression": {
+        "go-muon": 1.0,
+        "muon": 1.0,
+        ADAMW: 0.3,
+        "kfac": 0.03,
+        "soap": 0.1,
+        "shampoo": 1e-2,
+        "kfac-muon": 0.3,
+    },
 }
 
 

@@ -16,6 +16,7 @@ from gomuon.lab.experiments.selection import Selection
 from gomuon.lab.input_checks import require_whole
 
 OPTIMIZERS = "go-muon,muon,adamw"
+SEEDS = 5  # fewer hardly tell arms apart: with two, the interval is 12.7 standard errors wide
 GROKKING = "first of five consecutive held-out evaluations of at least 99 %"
 
 
@@ -37,7 +38,7 @@ def race_plan(
         task: a name of ``experiments.tasks``.
         names: optimizers, separated by commas; the first is compared with each of the others.
         rates: ``name=rate`` pairs, separated by commas; the rest take the task's defaults.
-        seeds: see ``parse_seeds``; default 0, or the first one that the selection did not use.
+        seeds: see ``parse_seeds``; default: five, from 0 or the first that the selection did not use.
         steps: updates per run; None for the task's default, as for everything below.
         adamw_lr: peak rate of everything that is not a matrix.
         selection: rates and momenta that a sweep picked, and the model it used.
@@ -55,9 +56,10 @@ def race_plan(
         options = selection.options(name) if selection is not None and name in picked else {}
         arms.append(Arm(name, arm_title(name, rate, momentum), name, rate, options=options))
     rule = "rates as given; nothing is selected"
+    first_seed = 0
     if selection is not None:
         selection.require_rates(name for name in wanted if name not in given)
-        seeds = seeds or str(max(selection.seeds) + 1)
+        first_seed = max(selection.seeds) + 1
         taken = [name for name in wanted if name in picked and name not in given]
         if not taken:
             raise LabError(
@@ -73,7 +75,7 @@ def race_plan(
         title=f"Race on {task}: {', '.join(map(optimizers.title, wanted))}",
         task=task,
         arms=tuple(arms),
-        seeds=parse_seeds(seeds or "0"),
+        seeds=parse_seeds(seeds or f"{first_seed}-{first_seed + SEEDS - 1}"),
         steps=total,
         windows=() if grokking else windows_for(total),
         statistic=GROKKING if grokking else loss_statistic(task),
