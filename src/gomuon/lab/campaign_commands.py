@@ -50,6 +50,7 @@ def race(
     adamw_lr: OptionalFloat = None,
     shape: tyro.conf.OmitArgPrefixes[ModelShape] = SHAPE,
     timing: Flag = False,
+    target: OptionalFloat = None,
     jobs: OptionalInt = None,
     threads: OptionalInt = None,
     data_dir: OptionalPath = None,
@@ -74,6 +75,8 @@ def race(
             are labelled "quick".
         adamw_lr: Peak rate of embeddings, norms and vectors. Default: 1e-2 for grokking, else 3e-3.
         timing: At the end, measure the step times of all optimizers in turn.
+        target: A loss, declared before the race; the report compares the updates to reach it. On
+            tasks with held-out data it is a validation loss.
         jobs: Runs at the same time. Default: one per core.
         threads: Threads per run. Default: the cores divided by the jobs.
         data_dir: Folder with the corpora. Default: GOMUON_DATA, else the cache, else download.
@@ -92,6 +95,7 @@ def race(
         adamw_lr=adamw_lr,
         selection=picked,
         timing=timing,
+        target=target,
         **shape.as_dict(),
     )
     folder = out or Path("runs") / f"race-{task}{'' if picked is None else '-tuned'}"

@@ -34,6 +34,21 @@ def interval(low: float, high: float, decimals: int = 5) -> str:
     return f"{signed(low, decimals)} to {signed(high, decimals)}"
 
 
+def percents(low: float, high: float, decimals: int = 2) -> str:
+    """An interval of fractions in per cent."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return ABSENT
+    low, high = min(low, high), max(low, high)
+    return f"{signed(100 * low, decimals)} to {percent(high, decimals)}"
+
+
+def p_value(value: float) -> str:
+    """A p-value with two digits, which are all that few seeds give."""
+    if not math.isfinite(value):
+        return ABSENT
+    return "< .001" if value < 0.001 else f"{value:.2g}".replace("0.", ".", 1)
+
+
 def step(value: int | float | None) -> str:
     return ABSENT if value is None or not math.isfinite(value) else f"{value:,.0f}"
 

@@ -35,13 +35,13 @@ RATES: dict[str, dict[str, float]] = {
     "shakespeare": {"shampoo": 1e-2},
     # The solution is large, so that a step of the usual length would not reach it.
     "regression": {
-        "go-muon": 1.0,
-        "muon": 1.0,
-        ADAMW: 0.3,
-        "kfac": 0.03,
-        "soap": 0.1,
+        "go-muon": 2.0,
+        "muon": 4.0,
+        ADAMW: 1.2,
+        "kfac": 0.12,
+        "soap": 0.2,
         "shampoo": 1e-2,
-        "kfac-muon": 0.3,
+        "kfac-muon": 0.6,
     },
 }
 

@@ -13,7 +13,7 @@ from gomuon.lab.experiments.loss_windows import windows_for
 from gomuon.lab.experiments.plan import Arm, Plan, Quick, loss_statistic
 from gomuon.lab.experiments.run_config import LARGEST_SEED
 from gomuon.lab.experiments.selection import Selection
-from gomuon.lab.input_checks import require_whole
+from gomuon.lab.input_checks import require_positive, require_whole
 
 OPTIMIZERS = "go-muon,muon,adamw"
 SEEDS = 5  # fewer hardly tell arms apart: with two, the interval is 12.7 standard errors wide
@@ -30,6 +30,7 @@ def race_plan(
     adamw_lr: float | None = None,
     selection: Selection | None = None,
     timing: bool = False,
+    target: float | None = None,
     **shape: int | None,
 ) -> Plan:
     """The plan of a race.
@@ -38,11 +39,13 @@ def race_plan(
         task: a name of ``experiments.tasks``.
         names: optimizers, separated by commas; the first is compared with each of the others.
         rates: ``name=rate`` pairs, separated by commas; the rest take the task's defaults.
-        seeds: see ``parse_seeds``; default: five, from 0 or the first that the selection did not use.
+        seeds: see ``parse_seeds``; default: five, from 0 or from the first one that the selection
+            did not use.
         steps: updates per run; None for the task's default, as for everything below.
         adamw_lr: peak rate of everything that is not a matrix.
         selection: rates and momenta that a sweep picked, and the model it used.
         timing: whether to measure the step times of all arms in turn, at the end.
+        target: a loss to which the updates of every run are counted.
         shape: RunConfig's width, layers, heads, hidden, modulus, length and batch.
     """
     settings, total = task_settings(task, steps, adamw_lr, shape, selection)
@@ -70,6 +73,10 @@ def race_plan(
         if absent:
             rule += f"; not {w.listing(absent)}, of which every rate diverged there"
     grokking = task == "grokking"
+    if target is not None:
+        if grokking:
+            raise LabError("--target is a loss; grokking has its own target, 99 % held out")
+        require_positive("--target", target)
     return Plan(
         experiment="race",
         title=f"Race on {task}: {', '.join(map(optimizers.title, wanted))}",
@@ -83,6 +90,7 @@ def race_plan(
         comparisons=tuple((other, wanted[0]) for other in wanted[1:]),
         settings=settings,
         timing=tuple(wanted) if timing else (),
+        target=target,
         quick=Quick(steps=total, seeds=1),
         label="quick" if 2 * total < tasks.DEFAULTS[task]["steps"] else "full",
     )

@@ -1,9 +1,9 @@
 """Several paired comparisons at once: p-values and intervals that hold for all of them together.
 
-An interval of 95 % for one comparison misses one time in twenty, so among many comparisons some miss
-is to be expected. Here the p-values are adjusted by Holm's method and the intervals are widened by
-Bonferroni's: with 95 % confidence none of the family is wrong. Neither assumes anything of how the
-comparisons depend on each other, and they do: all share the candidate's runs.
+An interval of 95 % for one comparison misses one time in twenty, so among many comparisons some
+misses are to be expected. Here the p-values are adjusted by Holm's method and the intervals are
+widened by Bonferroni's: with 95 % confidence none of the family is wrong. Neither assumes anything
+of how the comparisons depend on each other, and they do: all share the candidate's runs.
 """
 
 from __future__ import annotations

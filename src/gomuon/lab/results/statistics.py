@@ -174,6 +174,8 @@ def loss_score(result: Mapping[str, Any]) -> float | None:
 
 def score_name(task: str) -> str:
     """The head of a column with that number."""
+    if task == "regression":
+        return "excess loss"  # the expected loss minus that of the optimum, both computed
     return "validation loss" if task in HELD_OUT_TASKS else "geometric mean"
 
 

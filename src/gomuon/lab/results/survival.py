@@ -158,9 +158,7 @@ def _area(curve: Curve, start: float, end: float) -> float:
     """The area under the curve between two times."""
     inside = [time for time in curve.times if start < time < end]
     edges = [start, *inside, end]
-    return math.fsum(
-        curve.at(left) * (right - left) for left, right in itertools.pairwise(edges)
-    )
+    return math.fsum(curve.at(left) * (right - left) for left, right in itertools.pairwise(edges))
 
 
 def _greenwood(curve: Curve, times: Sequence[Time], horizon: float) -> float:
