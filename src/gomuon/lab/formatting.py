@@ -70,6 +70,16 @@ def listing(items: list[str]) -> str:
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
 
 
+def pairs(names: list[tuple[str, str]]) -> tuple[str, list[str]]:
+    """How rows for pairs (control, candidate) are headed and named.
+
+    If all have one candidate the head names it, so that the rows stay short.
+    """
+    if len({candidate for _, candidate in names}) == 1 and len(names) > 1:
+        return f"{names[0][1]} against", [control for control, _ in names]
+    return "pair", [f"{candidate} − {control}" for control, candidate in names]
+
+
 def many(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 

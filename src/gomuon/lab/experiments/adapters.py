@@ -69,20 +69,21 @@ class DigitsLoRATask:
         config = self.config
         base = self.upright.model()
         assert isinstance(base, DigitsViT)
-        base.load_state_dict(cached(self._base_facts(), config.threads, self._pretrain))
+        facts = {**self._facts(), "seed": config.seed}
+        base.load_state_dict(cached(facts, config.threads, self._pretrain))
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(config.seed)
             add_adapters(base)
         return base
 
-    def _base_facts(self) -> dict[str, Any]:
-        config = self.config
-        shape = (config.width, config.layers, config.heads, config.hidden, config.batch)
+    def _facts(self) -> dict[str, Any]:
+        """What makes the base and its adapters, besides the seed."""
+        shape = {name: getattr(self.config, name) for name in ("width", "layers", "heads")}
         return {
-            "task": config.task,
-            "shape": shape,
-            "seed": config.seed,
-            "recipe": (BASE_STEPS, BASE_RATE),
+            "kind": self.config.task,
+            "hidden": self.config.hidden,
+            **shape,
+            "base": {"steps": BASE_STEPS, "rate": BASE_RATE, "batch": self.config.batch},
         }
 
     def _pretrain(self) -> Weights:
@@ -105,7 +106,7 @@ class DigitsLoRATask:
         return {
             "stream": self.chosen,
             "corpus": self.train[0],
-            "model": {"kind": self.config.task, "rank": RANK, "alpha": ALPHA, **self._base_facts()},
+            "model": {**self._facts(), "rank": RANK, "alpha": ALPHA},
         }
 
     def loss(self, model: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:

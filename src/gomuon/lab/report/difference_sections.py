@@ -82,11 +82,12 @@ def _family_table(report: LanguageOutcomes) -> Table:
     """All pairs by the deciding measure, with what corrects for their number."""
     rows = []
     found = report.compare_all()
-    for control, candidate, one in found:
+    head, names = w.pairs([(control.title, candidate.title) for control, candidate, _ in found])
+    for name, (_, _, one) in zip(names, found, strict=True):
         scale = one.paired.relative / one.paired.mean if one.paired.mean else 0.0
         rows.append(
             (
-                f"{candidate.title} − {control.title}",
+                name,
                 w.percent(one.paired.relative),
                 w.percents(scale * one.paired.low, scale * one.paired.high),
                 w.percents(scale * one.low, scale * one.high),
@@ -101,7 +102,7 @@ def _family_table(report: LanguageOutcomes) -> Table:
         f"{len(found)} pairs misses (Bonferroni). p: paired t test, and adjusted for the number of "
         "pairs by Holm's method.",
         (
-            *("pair", "mean", "95 % interval", f"for all {len(found)} pairs"),
+            *(head, "mean", "95 % interval", f"for all {len(found)} pairs"),
             *("p", "p, adjusted", "wins"),
         ),
         tuple(rows),

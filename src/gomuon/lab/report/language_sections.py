@@ -10,6 +10,7 @@ from gomuon.lab.experiments.run_config import VALIDATION_LOSS
 from gomuon.lab.report import difference_sections, plots, target_sections
 from gomuon.lab.report.common_sections import nothing_yet, paper_notes
 from gomuon.lab.report.document import Block, Cell, Note, Section, Standing, Table
+from gomuon.lab.report.held_out_plot import HeldOutCurve, held_out
 from gomuon.lab.report.target_sections import TimedArm
 from gomuon.lab.results.campaigns import ArmRuns, Campaign
 from gomuon.lab.results.comparisons import Comparison
@@ -17,6 +18,7 @@ from gomuon.lab.results.language_outcomes import (
     GEOMETRIC_MEAN,
     LanguageOutcomes,
     Measure,
+    held_out_course,
     outcome,
 )
 from gomuon.lab.results.runs import METRICS, Run
@@ -68,6 +70,11 @@ def evidence(report: LanguageOutcomes) -> str:
     return " ".join(told)
 
 
+def loss_name(measure: str) -> str:
+    """A measure as the name of a quantity: "loss, geometric mean", but "validation loss"."""
+    return measure if measure.endswith("loss") else f"loss, {measure}"
+
+
 def standings(report: LanguageOutcomes) -> tuple[Standing, ...]:
     ranking = report.ranked()
     rows = []
@@ -83,7 +90,7 @@ def standings(report: LanguageOutcomes) -> tuple[Standing, ...]:
                 place=f"{place}.",
                 name=arm.label,
                 result=f"{value:.4f}" if math.isfinite(value) else "–",
-                unit=f"loss, {report.deciding.title}",
+                unit=loss_name(report.deciding.title),
                 remark=remark.replace("+", ""),
                 color=arm.color,
                 winner=place == 1 and len(ranking) > 1,
@@ -93,7 +100,7 @@ def standings(report: LanguageOutcomes) -> tuple[Standing, ...]:
 
 
 def sections(report: LanguageOutcomes) -> list[Section]:
-    found = [Section("Loss curves", _curves(report))]
+    found = [Section("Loss curves", (*_curves(report), *_held_out(report)))]
     title = "The paper's table, and this one" if report.campaign.paper else "Results"
     found.append(Section(title, (_results(report), *paper_notes(report.campaign))))
     found += difference_sections.sections(report)
@@ -157,6 +164,36 @@ def _curves(report: LanguageOutcomes) -> tuple[Block, ...]:
         reference.title if reference else "",
     )
     return (plot,)
+
+
+def _held_out(report: LanguageOutcomes) -> tuple[Block, ...]:
+    """The losses on held-out data; empty if none was evaluated."""
+    if report.deciding.key != VALIDATION_LOSS:
+        return ()
+    curves = []
+    for arm in report.campaign.arms:
+        found: dict[int, list[float]] = {}
+        for run in arm.runs.values():
+            for step, value in held_out_course(run):
+                if math.isfinite(value):
+                    found.setdefault(step, []).append(value)
+        points = tuple((step, tuple(values)) for step, values in sorted(found.items()))
+        if points:
+            curves.append(HeldOutCurve(arm.title, arm.color, points))
+    if not curves:
+        return ()
+    name = report.deciding.title
+    last = [f"{arm.title} {w.loss(value)}" for arm, value in report.ranked()]
+    return (
+        held_out(
+            f"{name.capitalize()} at each evaluation: the mean over seeds, and a band from the "
+            "lowest to the highest.",
+            f"{name.capitalize()} against updates. "
+            + (f"In the end: {w.listing(last)}." if last else "No run has finished yet."),
+            curves,
+            name,
+        ),
+    )
 
 
 def _reference(report: LanguageOutcomes) -> tuple[ArmRuns | None, list[ArmRuns]]:

@@ -48,16 +48,16 @@ def sweep(caption: str, alt: str, lines: Sequence[SweepLine], quantity: str) -> 
     """
     rates = [point.rate for line in lines for point in line.points]
     spread = max(rates) / min(rates)
-    ceiling = _ceiling(lines)
+    top = ceiling(lines)
 
     def draw_on(figure: Figure, style: Style) -> None:
         axes = figure.subplots()
         _ticks(axes, style.wide or spread < 20)
         for line in lines:
-            _line(axes, line, ceiling, style)
+            _line(axes, line, top, style)
         axes.autoscale_view()
-        if math.isfinite(ceiling):
-            axes.set_ylim(top=ceiling)
+        if math.isfinite(top):
+            axes.set_ylim(top=top)
         axes.set_xlabel("peak matrix rate (log scale)")
         axes.set_ylabel(quantity)
         columns = max(1, (100 if style.wide else 36) // (8 + max(len(line.name) for line in lines)))
@@ -73,14 +73,14 @@ def sweep(caption: str, alt: str, lines: Sequence[SweepLine], quantity: str) -> 
     return make_plot(caption, alt, draw_on, (3.8, 3.2 + 0.22 * len(lines)))
 
 
-def _line(axes: Axes, line: SweepLine, ceiling: float, style: Style) -> None:
+def _line(axes: Axes, line: SweepLine, highest: float, style: Style) -> None:
     color = style.color(line.color)
     known = [(p.rate, p.score, p.by_seed or (p.score,)) for p in line.points if p.score is not None]
     # What is cut off must not stretch the axis, so it is drawn no higher than its top.
     rates = [rate for rate, _, _ in known]
     axes.plot(
         rates,
-        [min(score, 2 * ceiling) for _, score, _ in known],
+        [min(score, 2 * highest) for _, score, _ in known],
         color=color,
         lw=1.8,
         ls=DASHES[line.dash % len(DASHES)],
@@ -89,19 +89,19 @@ def _line(axes: Axes, line: SweepLine, ceiling: float, style: Style) -> None:
         label=label(line.name),
     )
     if any(len(seeds) > 1 for _, _, seeds in known):
-        low, high = ([min(end(seeds), 2 * ceiling) for _, _, seeds in known] for end in (min, max))
+        low, high = ([min(end(seeds), 2 * highest) for _, _, seeds in known] for end in (min, max))
         axes.fill_between(rates, low, high, color=color, alpha=0.16, linewidth=0)
     top = axes.get_xaxis_transform()
     for rate, score, _ in known:
         if rate == line.picked:
             axes.plot([rate], [score], "o", ms=13, mfc="none", mec=color, mew=2)
-        if score > ceiling:
+        if score > highest:
             axes.plot([rate], [0.97], "^", color=color, ms=7, transform=top)
     lost = [point.rate for point in line.points if point.score is None]
     axes.plot(lost, [0.97] * len(lost), "x", color=color, ms=8, mew=2, transform=top)
 
 
-def _ceiling(lines: Sequence[SweepLine]) -> float:
+def ceiling(lines: Sequence[SweepLine]) -> float:
     """Above it statistics are cut off, so that the picked ones can be told apart; often infinite.
 
     Some rate far from the best one may have ten times its loss.
@@ -113,8 +113,8 @@ def _ceiling(lines: Sequence[SweepLine]) -> float:
         if (of_line := [p.score for p in line.points if p.score is not None])
     ]
     best, worst = min(bests), max(bests)
-    ceiling = worst + max(REACH * (worst - best), 0.1 * abs(worst))
-    return ceiling if max(scores) > ceiling else math.inf
+    found = worst + max(REACH * (worst - best), 0.1 * abs(worst))
+    return found if max(scores) > found else math.inf
 
 
 def _ticks(axes: Axes, roomy: bool) -> None:

@@ -7,6 +7,7 @@ import dataclasses
 from gomuon.lab import formatting as w
 from gomuon.lab.experiments import optimizers
 from gomuon.lab.report.document import Block, Cell, Note, Plot, Section, Table
+from gomuon.lab.report.language_sections import loss_name
 from gomuon.lab.report.sweep_plot import SweepLine, SweepPoint, sweep
 from gomuon.lab.report.terminal_sweep import statistic, verdict
 from gomuon.lab.results.campaigns import ArmRuns, Campaign
@@ -74,7 +75,7 @@ def _plot(campaign: Campaign, picks: list[Pick]) -> Plot:
             )
     told = [_picked_words(pick, campaign) for pick in picks]
     grokking = campaign.task == "grokking"
-    quantity = "updates to grok" if grokking else f"loss, {score_name(campaign.task)}"
+    quantity = "updates to grok" if grokking else loss_name(score_name(campaign.task))
     never = " A run that never groks counts as one update more than it made." if grokking else ""
     bands = " Bands: from the lowest seed to the highest." if len(campaign.seeds) > 1 else ""
     return sweep(
@@ -156,6 +157,8 @@ def _table(campaign: Campaign, picks: list[Pick]) -> Table:
     momenta = any(c.momentum is not None for pick in picks for c in pick.candidates)
     columns = ["rate", *(["momentum"] if momenta else [])]
     columns += ["grok 99 %", "held out at the end"] if grokking else [score_name(campaign.task)]
+    several = len(campaign.seeds) > 1
+    columns += ["over seeds"] if several else []
     rows: list[tuple[Cell | str, ...]] = []
     for pick in picks:
         rows.append((optimizers.title(pick.method),))
@@ -166,6 +169,8 @@ def _table(campaign: Campaign, picks: list[Pick]) -> Table:
             row.append(Cell(statistic(one, campaign.steps, grokking), best=one is pick.best))
             if grokking:
                 row.append(w.accuracy(one.accuracy))
+            if several:
+                row.append(_spread(one, grokking))
             rows.append((*row, verdict(pick, one)))
     seeds = f"mean over {w.seeds(campaign.seeds)}" if len(campaign.seeds) > 1 else "one seed"
     return Table(

@@ -115,12 +115,13 @@ def _pairs(
 ) -> Table:
     many = len(found) > 1
     rows = []
-    for (control, candidate), one in zip(pairs, found, strict=True):
+    head, names = w.pairs([(control.name, candidate.name) for control, candidate in pairs])
+    for name, one in zip(names, found, strict=True):
         alone, whole = one.comparison.paired, one.comparison
         ties = f", {one.ties} tied" if one.ties else ""
         rows.append(
             (
-                f"{candidate.name} − {control.name}",
+                name,
                 w.signed(alone.mean, 0),
                 w.interval(alone.low, alone.high, 0),
                 *((w.interval(whole.low, whole.high, 0),) if many else ()),
@@ -129,7 +130,7 @@ def _pairs(
                 w.ABSENT if math.isnan(whole.p) else w.p_value(one.sign_p),
             )
         )
-    columns = ["pair", "mean difference", "95 % interval"]
+    columns = [head, "mean difference", "95 % interval"]
     columns += [f"for all {len(found)} pairs"] if many else []
     columns += ["p", "first on", "sign test"]
     text = (
