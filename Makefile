@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 .PHONY: demo test quick check faults bench evidence docs clean
 
 demo: .venv/lab
-	$(BIN)/gomuon race --out demo
+	$(BIN)/gomuon race --seeds 0 --out demo
 
 test: .venv/test check
 	$(BIN)/python -m pytest -n 2 --dist worksteal

@@ -43,6 +43,16 @@ RATES: dict[str, dict[str, float]] = {
     "grokking": {"muon": 0.16, ADAMW: 1e-2},
     "ptb": {"shampoo": 1e-2},
     "shakespeare": {"shampoo": 1e-2},
+    # The solution is large, so that a step of the usual length would not reach it.
+    "regression": {
+        "go-muon": 2.0,
+        "muon": 4.0,
+        ADAMW: 1.2,
+        "kfac": 0.12,
+        "soap": 0.2,
+        "shampoo": 1e-2,
+        "kfac-muon": 0.6,
+    },
 }
 
 

@@ -69,6 +69,7 @@ class Plan:
             ``own_code.sources``.
         timing: the arms whose step times are measured in turn, at the end.
         paper: the published results; None for a user's own race.
+        target: a loss; the report says how many updates each run needs to reach it.
     """
 
     experiment: str
@@ -89,6 +90,7 @@ class Plan:
     paper: PublishedResults | None = None
     label: str = "full"
     threads: int = 1
+    target: float | None = None
 
     def declaration(self) -> dict[str, Any]:
         """The content of ``plan.json``; a campaign is continued only with the same content."""
@@ -109,6 +111,7 @@ class Plan:
             "settings": self.settings,
             "timing": list(self.timing) or None,
             "threads": self.threads,
+            "target": self.target,
             "paper": None if self.paper is None else _listed(dataclasses.asdict(self.paper)),
             **({"own": self.own} if self.own else {}),
         }

@@ -14,9 +14,10 @@ from gomuon.lab.experiments.loss_windows import windows_for
 from gomuon.lab.experiments.plan import Arm, Plan, Quick, loss_statistic
 from gomuon.lab.experiments.run_config import LARGEST_SEED
 from gomuon.lab.experiments.selection import Selection
-from gomuon.lab.input_checks import require_whole
+from gomuon.lab.input_checks import require_positive, require_whole
 
 OPTIMIZERS = "go-muon,muon,adamw"
+SEEDS = 5  # fewer hardly tell arms apart: with two, the interval is 12.7 standard errors wide
 GROKKING = "first of five consecutive held-out evaluations of at least 99 %"
 
 
@@ -31,6 +32,7 @@ def race_plan(
     adamw_lr: float | None = None,
     selection: Selection | None = None,
     timing: bool = False,
+    target: float | None = None,
     **shape: int | None,
 ) -> Plan:
     """The plan of a race.
@@ -40,11 +42,13 @@ def race_plan(
         names: optimizers, separated by commas; the first is compared with each of the others.
         rates: ``name=rate`` pairs, separated by commas; the rest take the task's defaults.
         options: ``name.keyword=value`` pairs, separated by commas.
-        seeds: see ``parse_seeds``; default 0, or the first one that the selection did not use.
+        seeds: see ``parse_seeds``; default: five, from 0 or from the first one that the selection
+            did not use.
         steps: updates per run; None for the task's default, as for everything below.
         adamw_lr: peak rate of everything that is not a matrix.
         selection: rates and momenta that a sweep picked, and the model it used.
         timing: whether to measure the step times of all arms in turn, at the end.
+        target: a loss to which the updates of every run are counted.
         shape: RunConfig's width, layers, heads, hidden, modulus, length and batch.
     """
     settings, total = task_settings(task, steps, adamw_lr, shape, selection)
@@ -64,8 +68,9 @@ def race_plan(
         title = arm_title(name, rate, momentum)
         arms[name] = Arm(own_code.slug(name), title, name, rate, options=keywords)
     rule = "rates as given; nothing is selected"
+    first_seed = 0
     if selection is not None:
-        seeds = seeds or str(max(selection.seeds) + 1)
+        first_seed = max(selection.seeds) + 1
         taken = [name for name in wanted if name in picked and name not in given]
         if not taken:
             raise LabError(
@@ -76,12 +81,16 @@ def race_plan(
         if absent:
             rule += f"; not {w.listing(absent)}, of which every rate diverged there"
     grokking = task == "grokking"
+    if target is not None:
+        if grokking:
+            raise LabError("--target is a loss; grokking has its own target, 99 % held out")
+        require_positive("--target", target)
     return Plan(
         experiment="race",
         title=f"Race on {tasks.title(task)}: {', '.join(map(optimizers.title, wanted))}",
         task=task,
         arms=tuple(arms.values()),
-        seeds=parse_seeds(seeds or "0"),
+        seeds=parse_seeds(seeds or f"{first_seed}-{first_seed + SEEDS - 1}"),
         steps=total,
         windows=() if grokking else windows_for(total),
         statistic=GROKKING if grokking else loss_statistic(task),
@@ -90,6 +99,7 @@ def race_plan(
         settings=settings,
         timing=tuple(arm.name for arm in arms.values()) if timing else (),
         own=own_code.sources(task, wanted),
+        target=target,
         quick=Quick(steps=total, seeds=1),
         label="quick" if 2 * total < tasks.defaults(task).get("steps", total) else "full",
     )

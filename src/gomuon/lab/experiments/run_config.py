@@ -11,7 +11,11 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.experiments.own_code import is_own
 from gomuon.lab.input_checks import require_positive, require_whole
 
-HELD_OUT_TASKS = ("nanogpt", "digits-vit", "digits-conv")  # judged by what is not trained on
+# Judged by what is not trained on.
+HELD_OUT_TASKS = (
+    *("nanogpt", "digits-vit", "digits-conv", "digits-lora", "experts", "regression"),
+    *("ptb-validation", "shakespeare-validation", "gpt-validation"),
+)
 VALIDATION_LOSS = "validation_loss"  # what these tasks record
 LARGEST_SEED = 2**64 - 1  # of torch's generators
 WHOLE = (

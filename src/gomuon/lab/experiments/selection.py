@@ -34,6 +34,7 @@ class Candidate:
         momentum: None if the sweep uses the method's default.
         score: the declared statistic, lower is better; None if a run diverged.
         accuracy: breaks ties if the task has held-out pairs.
+        by_seed: the score of each seed; empty if it was read from a file.
         finished: whether all seeds are finished; others are not picked.
     """
 
@@ -44,6 +45,7 @@ class Candidate:
     score: float | None = None
     accuracy: float | None = None
     finished: bool = True
+    by_seed: tuple[float, ...] = ()
 
     @property
     def usable(self) -> bool:

@@ -110,7 +110,7 @@ def score_candidate(
     finite = [score for score in scores if score is not None and math.isfinite(score)]
     diverged = any("diverged_at" in (run.result or {}) for run in known)
     score = None if diverged or len(finite) < len(scores) else _mean(finite)
-    return Candidate(arm, method, rate, momentum, score, accuracy)
+    return Candidate(arm, method, rate, momentum, score, accuracy, by_seed=tuple(finite))
 
 
 def picks_of(plan: Plan, runs: Sequence[Run]) -> list[Pick]:
