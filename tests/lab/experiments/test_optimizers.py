@@ -20,7 +20,9 @@ def test_names_are_the_recipes_and_their_variants() -> None:
     with pytest.raises(LabError, match="did you mean 'go-muon'"):
         optimizers.find("gomuon")
     spelled = "muon kfac shampoo soap mousse fismo go-muon newton-muon muon-squared malt muon-plus"
-    spelled += " muon-eq scion kfac-muon muon-qk halfspace go-muon-input go-muon-output muon-heads"
+    spelled += " muon-eq scion kfac-muon muon-qk halfspace moonlight polar-express-muon nor-muon"
+    spelled += " ada-muon sa-muon muon-hyperball dion modular-norm gluon"
+    spelled += " go-muon-input go-muon-output muon-heads"
     assert optimizers.names() == ["adamw", *spelled.split()]
     assert [optimizers.default_rate(n, "ptb") for n in ("muon-heads", "adamw")] == [0.02, 3e-3]
     assert [optimizers.default_rate(n, "grokking") for n in ("muon-heads", "adamw")] == [0.16, 0.01]
