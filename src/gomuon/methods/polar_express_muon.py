@@ -37,7 +37,7 @@ RECIPE = Recipe(
         "polar_steps": Setting(5, INTERVAL),
     },
     formula="D = p₅(…p₁(M̂/1.01‖M̂‖)), p the optimal quintics for singular values in [.001, 1]",
-    origin="Amsel et al. 2025 (arXiv 2505.16932), NoahAmsel/PolarExpress; all else as Muon",
+    origin="Amsel et al. 2025 (arXiv 2505.16932), NoahAmsel/PolarExpress",
     official=(
         OfficialCode(
             "NoahAmsel/PolarExpress, polar_express/basic.py",
@@ -53,6 +53,9 @@ RECIPE = Recipe(
 @register
 class PolarExpressMuon(MatrixOptimizer):
     """Muon with five steps of Polar Express, with its public code's coefficients and scalings.
+
+    Momentum, length and rate are those of Muon as it was published, as that code is only the polar
+    factor.
 
     After `polar_steps` steps singular values are near one where they were above a thousandth of the
     norm, and those below it grow by their first slopes: this is a rough polar factor, unlike that
