@@ -20,8 +20,9 @@ def test_names_are_the_recipes_and_their_variants() -> None:
     with pytest.raises(LabError, match="did you mean 'go-muon'"):
         optimizers.find("gomuon")
     spelled = "muon kfac shampoo soap mousse fismo go-muon newton-muon muon-squared malt muon-plus"
-    spelled += " muon-eq scion kfac-muon muon-qk halfspace go-muon-input go-muon-output muon-heads"
-    assert optimizers.names() == ["adamw", *spelled.split()]
+    spelled += " muon-eq scion kfac-muon muon-qk halfspace soap-muon kl-shampoo klsoap"
+    spelled += " singd qsd go-muon-input go-muon-output muon-heads"
+    assert optimizers.names() == ["adamw", "gauss-newton", *spelled.split()]
     assert [optimizers.default_rate(n, "ptb") for n in ("muon-heads", "adamw")] == [0.02, 3e-3]
     assert [optimizers.default_rate(n, "grokking") for n in ("muon-heads", "adamw")] == [0.16, 0.01]
 
@@ -31,7 +32,7 @@ def test_every_name_can_be_trained_with(name: str) -> None:
     session = training.Session(addition(optimizer=name, lr=1e-3, steps=3, telemetry=True))
     line, _ = [session.update(step) for step in (1, 2, 3)][-1]
     assert math.isfinite(line["loss"])
-    assert ("negative_source" in line) == (name != "adamw")
+    assert ("negative_source" in line) == (name not in optimizers.OTHERS)
 
 
 def test_variants_differ_from_their_recipes_where_they_say() -> None:
