@@ -78,7 +78,9 @@ def captured(
     optimizer = optimizer_of(model)
     run(model)
     found = optimizer._capture.collect(ranks=1)[0]
-    names = {p: name.removesuffix(".weight") for name, p in model.named_parameters()}
+    names: dict[Tensor, str] = {
+        p: name.removesuffix(".weight") for name, p in model.named_parameters()
+    }
     return {names[p]: statistics for p, statistics in found.items()}, optimizer
 
 

@@ -44,7 +44,6 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     "Gluon": [{"measure_steps": SHORT}],
     # The published ε of 1e-15 makes what rounding leaves of a null space as long as the rest.
     "SOAPMuon": [{"eps": 1e-8}],
-    "KLShampoo": [{"lr": 1e-3}],
     "SINGD": [{"like_kfac": True, "normalise": True}],
     "QSD": [{"input_decay": 0.9, "scale": 10.0}],
 }

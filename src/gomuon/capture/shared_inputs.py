@@ -22,25 +22,31 @@ Term = tuple[Moment | None, float]  # a moment, and how many times a sum contain
 
 
 class Reader(Protocol):
-    """What reads inputs with a weight: the hook of a layer, or products of functions.
-
-    Attributes:
-        weight: the weight.
-        dtype: of moments.
-        rows: how inputs become rows; readers of one tensor share its moment if these are equal.
-        cuts: how the rows of inputs and of gradients are cut.
-        shapes: of the moments of inputs and of gradients.
-        count_shape: of the two numbers of rows.
-    """
-
-    weight: Tensor
-    dtype: torch.dtype
-    cuts: tuple[SumCut, SumCut]
-    shapes: tuple[Shape, ...]
-    count_shape: tuple[int, ...]
+    """What reads inputs with a weight: the hook of a layer, or products of functions."""
 
     @property
-    def rows(self) -> object: ...
+    def weight(self) -> Tensor:
+        """The weight."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of moments."""
+
+    @property
+    def rows(self) -> object:
+        """How inputs become rows; readers of one tensor share its moment if these are equal."""
+
+    @property
+    def cuts(self) -> tuple[SumCut, SumCut]:
+        """How the rows of inputs and of gradients are cut."""
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shapes of the moments of inputs and of gradients."""
+
+    @property
+    def count_shape(self) -> tuple[int, ...]:
+        """The shape of the two numbers of rows."""
 
     @property
     def was_zeroed(self) -> bool:

@@ -39,9 +39,9 @@ class GaussNewton(torch.optim.Optimizer):
     def __init__(
         self,
         model: nn.Module,
-        lr: float = 0.5,
+        lr: float = 0.1,
         *,
-        damping: float = 1e-2,
+        damping: float = 0.1,
         iterations: int = 50,
         tolerance: float = 1e-3,
     ) -> None:

@@ -31,7 +31,7 @@ ADAMW_RATE = 3e-3
 # Optimizers that are no recipe of ours: their titles, and their default rates.
 OTHERS: dict[str, tuple[str, float]] = {
     ADAMW: ("AdamW", ADAMW_RATE),
-    GAUSS_NEWTON: ("Gauss–Newton", 0.5),
+    GAUSS_NEWTON: ("Gauss–Newton", 0.1),
 }
 # The paper's arithmetic, whatever a method's defaults are; arms that differ from it say so. The
 # polar factor completes the null space, and all rows enter the statistics.
