@@ -33,7 +33,7 @@ def signed(value: float, digits: int) -> str:
 @pytest.fixture
 def grokked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, dict[str, list[float]]]:
     """A race in which Go-MUON always groks, Muon on three of five seeds and AdamW never."""
-    monkeypatch.setitem(GROKS, "muon", 300)
+    monkeypatch.setitem(GROKS, "muon", 240)
     folder = write_campaign(tmp_path / "c", race_plan("grokking", ",".join(ARMS), steps=HORIZON))
     for seed in (1, 3):
         path = folder / "runs" / f"muon-s{seed}" / "metrics.jsonl"
