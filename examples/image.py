@@ -8,6 +8,7 @@ scikit-learn's digits, 8×8 images that come with the package: nothing is fetche
 """
 
 import argparse
+import math
 import os
 from pathlib import Path
 
@@ -84,9 +85,13 @@ def main(arguments: list[str] | None = None) -> None:
         options.model, pretrained=options.pretrained, in_chans=channels, num_classes=classes
     ).to(device)
     optimizer = make_optimizer(model, options)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, options.lr, options.epochs * len(batches), pct_start=0.1, cycle_momentum=False
-    )
+    updates = options.epochs * len(batches)
+
+    def rate_factor(step: int) -> float:
+        """A cosine, after a linear warmup in the first tenth."""
+        return min((step + 1) / (1 + updates // 10), (1 + math.cos(math.pi * step / updates)) / 2)
+
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_factor)
 
     first, out = 0, Path(options.out)
     out.mkdir(parents=True, exist_ok=True)

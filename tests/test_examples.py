@@ -26,7 +26,7 @@ TINY_GPT = [
 TINY_TRAINER = [
     *("--steps=12", "--batch=4", "--accumulate=2", "--length=32", "--save_every=6", "--lr=3e-3")
 ]
-TINY_IMAGE = ["--epochs=2", "--batch=128", "--size=32", "--lr=3e-3"]
+TINY_IMAGE = ["--epochs=2", "--batch=256", "--size=16", "--lr=3e-3"]
 
 
 def example(name: str) -> Any:
@@ -53,6 +53,11 @@ def one_thread() -> Iterator[None]:
 def train_gpt(out: Path, *more: str, module: ModuleType | None = None) -> tuple[list[float], float]:
     """Losses of all updates, and the last one on held-out text."""
     (module or example("train_gpt")).main([*TINY_GPT, f"--out={out}", *more])
+    return logged(out)
+
+
+def logged(out: Path) -> tuple[list[float], float]:
+    """The same from the log of train_gpt.py."""
     lines = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
     losses = [line["loss"] for line in lines if "loss" in line]
     return losses, [line["validation"] for line in lines if "validation" in line][-1]
