@@ -42,7 +42,7 @@ class Config:
     out: str = option("out-gpt", "folder of checkpoint.pt and log.jsonl")
     resume: bool = option(False, "go on from the checkpoint in --out")
     optimizer: str = option("gomuon", "what trains", choices=("gomuon", "muon", "adamw"))
-    lr: float = option(1e-3, "AdamW's rate; matrices take it too, scaled to AdamW's updates")
+    lr: float = option(3e-3, "AdamW's rate; matrices take it too, scaled to AdamW's updates")
     matrix_lr: float = option(0.0, "a rate for matrices alone, in the paper's scale (Muon's)")
     weight_decay: float = option(0.1, "AdamW's weight decay, of everything but vectors")
     clip: float = option(1.0, "largest norm of the gradient")
