@@ -1,0 +1,67 @@
+"""How a page of docs/ becomes a page of the site: links and pictures change, words do not.
+
+The pages are also read as files of the repository. There a link may leave docs/, and a picture has
+a light and a dark form that the reader's system chooses. The site has a page for each file that is
+linked from docs/, and a switch of its own between light and dark.
+"""
+
+import re
+
+# Files outside of docs/ that have a page of their own here.
+PAGES = {
+    "../README.md": "index.md",
+    "../CHANGELOG.md": "changelog.md",
+    "../CONTRIBUTING.md": "contributing.md",
+    "../results/README.md": "results.md",
+}
+_LINK = re.compile(r"\]\((?P<path>\.\./[^)#\s]*)(?P<anchor>#[^)\s]*)?\)")
+_PICTURE = re.compile(
+    r'<picture><source media="\(prefers-color-scheme: dark\)" srcset="(?P<dark>[^"]+)">'
+    r'<img (?P<before>[^>]*)src="(?P<light>[^"]+)"(?P<after>[^>]*)></picture>'
+)
+_HEADING = re.compile(r"^(?P<level>#{1,6}) +(?P<title>.*?)\s*$")
+_FENCE = re.compile(r"^ {0,3}(```+|~~~+)")
+
+
+def for_site(text: str) -> str:
+    """The page with links to repository files and pictures as the site needs them."""
+    return _PICTURE.sub(_both_pictures, _LINK.sub(_to_page, text))
+
+
+def _to_page(link: re.Match[str]) -> str:
+    path = PAGES.get(link["path"])
+    # A heading of a file is not one of the page made for it, so its anchor is dropped.
+    return f"]({path})" if path else link[0]
+
+
+def _both_pictures(picture: re.Match[str]) -> str:
+    rest = f"{picture['before']}{picture['after']}".strip()
+    return "".join(
+        f'<img src="{picture[which]}" class="only-{which}" {rest}>' for which in ("light", "dark")
+    )
+
+
+def section(text: str, title: str) -> str:
+    """What stands under the heading `title`, up to the next heading of any level.
+
+    Raises:
+        ValueError: no heading has this title, or more than one has.
+    """
+    lines, headings, fenced = text.splitlines(), [], False
+    for number, line in enumerate(lines):
+        if _FENCE.match(line):
+            fenced = not fenced
+        elif not fenced and (found := _HEADING.match(line)):
+            headings.append((number, found["title"]))
+    places = [i for i, (_, name) in enumerate(headings) if name == title]
+    if len(places) != 1:
+        raise ValueError(f"{len(places)} headings say {title!r}; expected one")
+    begin = headings[places[0]][0] + 1
+    end = headings[places[0] + 1][0] if places[0] + 1 < len(headings) else len(lines)
+    return "\n".join(lines[begin:end]).strip() + "\n"
+
+
+def without_title(text: str) -> str:
+    """A file without its first heading, for a page that has a title of its own."""
+    first, _, rest = text.lstrip().partition("\n")
+    return rest if first.startswith("# ") else text
