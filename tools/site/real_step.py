@@ -15,7 +15,7 @@ from gomuon import GoMuon
 from gomuon.functional import frobenius_graft, matched_direction, polar
 from gomuon.watching.layer_updates import LayerUpdate
 
-UPDATES = 43  # the last one is three steps after a refresh: its maps are cached ones
+UPDATES = 43  # the last one is two steps after a refresh: its maps are cached ones
 BATCH, LAYER = 256, "2.weight"
 
 

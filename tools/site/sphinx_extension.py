@@ -1,6 +1,7 @@
 """The directives of the site, and what every page goes through. Loaded by docs/conf.py.
 
     ```{quoted} reproduction.md        the text under one heading of another page, as it is there
+    :rows: Go-MUON; Muon               of its tables only these rows, and nothing else
     How often must the geometry be renewed?
     ```
     ```{methods}                       the class of every registered method, from its docstring
@@ -10,6 +11,7 @@
 """
 
 from pathlib import Path
+from typing import ClassVar
 
 from docutils import nodes
 from docutils.statemachine import StringList
@@ -18,7 +20,7 @@ from sphinx.util.docutils import SphinxDirective
 from sphinx.util.typing import ExtensionMetadata
 
 import gomuon
-from tools.site.markdown import for_site, section, without_title
+from tools.site.markdown import for_site, only_rows, section, seen_from_docs, without_title
 
 
 class _Markdown(SphinxDirective):
@@ -42,11 +44,14 @@ class Quoted(_Markdown):
 
     required_arguments = 1
     has_content = True
+    option_spec: ClassVar = {"rows": lambda words: [word.strip() for word in words.split(";")]}
 
     def run(self) -> list[nodes.Node]:
         name, title = self.arguments[0], " ".join(self.content)
         try:
             text = section(self.read(name), title)
+            if "rows" in self.options:
+                text = only_rows(text, self.options["rows"])
         except (OSError, ValueError) as error:
             raise self.error(f"{name}: {error}") from error
         quote = nodes.container(classes=["quoted"])
@@ -61,7 +66,7 @@ class File(_Markdown):
 
     def run(self) -> list[nodes.Node]:
         name = self.arguments[0]
-        return self.parsed(without_title(self.read(name)), name)
+        return self.parsed(seen_from_docs(without_title(self.read(name)), name), name)
 
 
 class Methods(_Markdown):
