@@ -35,7 +35,9 @@ autodoc_typehints = "none"  # signatures have names and defaults; the text says 
 default_role = "code"  # docstrings put code in single backticks
 
 html_theme = "furo"
+pygments_dark_style = "github-dark"
 html_title = f"gomuon {version}"
+html_favicon = "static/favicon.svg"
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False

@@ -26,6 +26,10 @@ class Page(HTMLParser):
         self.loaded: list[str] = []
         self.feed(text)
 
+    def has(self, anchor: str) -> bool:
+        """Whether a link may name it; the empty one is the page itself."""
+        return not anchor or anchor in self.anchors
+
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Called by the parser."""
         given = {name: value or "" for name, value in attrs}
@@ -54,9 +58,8 @@ def dead_links(folder: Path) -> list[str]:
                 target /= "index.html"
             if not target.exists():
                 found.append(f"{name} links to {link}, which does not exist")
-            elif parts.fragment and target in pages:
-                if unquote(parts.fragment) not in pages[target].anchors:
-                    found.append(f"{name} links to {link}, which has no such heading")
+            elif target in pages and not pages[target].has(unquote(parts.fragment)):
+                found.append(f"{name} links to {link}, which has no such heading")
     return sorted(set(found))
 
 

@@ -13,6 +13,8 @@ PAGES = {
     "../README.md": "index.md",
     "../CHANGELOG.md": "changelog.md",
     "../CONTRIBUTING.md": "contributing.md",
+    "../CODE_OF_CONDUCT.md": "conduct.md",
+    "../SECURITY.md": "security.md",
     "../results/README.md": "results.md",
 }
 _LINK = re.compile(r"\]\((?P<path>[^)#\s:]+)(?P<anchor>#[^)\s]*)?\)")

@@ -1,13 +1,13 @@
 """The directives of the site, and what every page goes through. Loaded by docs/conf.py.
 
-    ```{quoted} reproduction.md        the text under one heading of another page, as it is there
-    :rows: Go-MUON; Muon               of its tables only these rows, and nothing else
-    How often must the geometry be renewed?
-    ```
-    ```{methods}                       the class of every registered method, from its docstring
-    ```
-    ```{file} ../CHANGELOG.md          a file of the repository, without its first heading
-    ```
+```{quoted} reproduction.md        the text under one heading of another page, as it is there
+:rows: Go-MUON; Muon               of its tables only these rows, and nothing else
+How often must the geometry be renewed?
+```
+```{methods}                       the class of every registered method, from its docstring
+```
+```{file} ../CHANGELOG.md          a file of the repository, without its first heading
+```
 """
 
 from pathlib import Path

@@ -97,7 +97,11 @@ def _matrix(axes: Axes, matrix: Tensor, title: str, style: Style) -> None:
     limit = float(np.abs(values).max())
     low, high = style.color(0), style.color(1)
     axes.pcolormesh(
-        values[::-1], cmap=_colours(low, style.paper, high), vmin=-limit, vmax=limit, rasterized=True
+        values[::-1],
+        cmap=_colours(low, style.paper, high),
+        vmin=-limit,
+        vmax=limit,
+        rasterized=True,
     )
     axes.set_aspect("equal")
     axes.set_xticks([])
