@@ -336,7 +336,7 @@ def test_bad_input_is_one_line(
 
 def test_the_committed_page_has_the_figures_of_today() -> None:
     text = DOCS.read_text(encoding="utf-8")
-    assert scaling_page.renewed(text) == text, "run: make docs"
+    assert scaling_page.renewed(text) == text, "run: make pages"
     assert re.findall(r"^### (\S+):", text, re.MULTILINE) == [
         name for name, *_ in scaling_page.SHOWN
     ]
