@@ -6,6 +6,7 @@ import sys
 import sysconfig
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ assert losses[-1] < losses[0]
 """
 
 
-def run(*words: str | Path, **options: object) -> str:
+def run(*words: str | Path, **options: Any) -> str:
     done = subprocess.run(
         [str(word) for word in words], capture_output=True, text=True, timeout=200, **options
     )

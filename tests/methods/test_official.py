@@ -127,7 +127,7 @@ class MLP(nn.Module):
 def test_newton_muon_contracts_a_projection_in_four_blocks() -> None:
     """The MLP's projection from 4d to d: each block of d columns has its own K and ridge."""
     d, model = 4, MLP()
-    ours = {"lr": 4e-4, "aspect": "longest", "refresh_every": 3}
+    ours: dict[str, Any] = {"lr": 4e-4, "aspect": "longest", "refresh_every": 3}
     optimizer = gomuon.NewtonMuon(
         model,
         **ours,
@@ -144,7 +144,7 @@ def test_newton_muon_contracts_a_projection_in_four_blocks() -> None:
         seen = {}
         loss = torch.zeros(()).double()
         for part, (name, module) in enumerate(model.named_children()):
-            m, n = module.weight.shape
+            m, n = module.get_parameter("weight").shape
             x, g = rows(6 * step + part, ROWS, n), rows(6 * step + 3 + part, ROWS, m)
             loss = loss + (module(x) * g).sum()
             seen[f"{name}.weight"] = x, g.T @ x

@@ -55,6 +55,7 @@ class InputUse:
         """Another product in the same forward pass."""
         return replace(
             self,
+            what=(self.what, other.what),
             rows=self.rows + other.rows,
             examples=self.examples + other.examples,
             calls=self.calls + other.calls,
@@ -169,6 +170,7 @@ class _ProductUses:
 
     def __init__(self, model: nn.Module) -> None:
         self.found: dict[Tensor, InputUse] = {}
+        alive: list[Tensor] = []  # a dead tensor's id may come again
         self.watch = FunctionWatch(SharedInputs())
         known = captured_modules(model, lambda weight: Sampling())
         specs = module_specs(model, set(), captured=True)
@@ -189,7 +191,7 @@ class _ProductUses:
                     Sampling(),
                 )
                 self.watch.weights[parameter] = _SeenWeight(
-                    parameter, cut, True, True, found=self.found
+                    parameter, cut, True, True, found=self.found, alive=alive
                 )
 
     @contextmanager
@@ -207,23 +209,22 @@ class _SeenWeight(WatchedWeight):
     """A weight whose products are noted, not captured."""
 
     found: dict[Tensor, InputUse] = field(kw_only=True)
+    alive: list[Tensor] = field(kw_only=True)
 
-    def begin_pass(self) -> None:
+    def begin_pass(self, shared: SharedInputs) -> None:
         pass  # no sums to drop
 
-    def tapped(
-        self,
-        use: WeightUse,
-        result: Tensor,
-        mask: Tensor | None,
-        expect: Callable[[list[Tensor]], None] | None,
-    ) -> Tensor:
+    def tapped(self, use: WeightUse, result: Tensor, shared: SharedInputs) -> Tensor:
         own, known = self._use(use, result), self.found.get(self.weight)
         self.found[self.weight] = own if known is None else known.added(own)
         return result
 
     def _use(self, use: WeightUse, result: Tensor) -> InputUse:
-        what, number = ("product", id(self.weight)), use.rows.matrices
+        what: Hashable = ("product", id(self.weight))
+        number = use.rows.matrices
+        if self.stack == 1 and use.rows.segments is None:  # other weights may read it as well
+            self.alive.append(use.x)
+            what = ("input", id(use.x), use.x._version, use.rows.of_inputs)
         if use.rows.segments is not None:
             # Each row has one of the matrices. Which one is not read: there may be no values.
             rows = len(use.rows.arrange_gradients(result))
