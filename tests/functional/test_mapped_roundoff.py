@@ -96,7 +96,8 @@ def test_bounds_are_bounds() -> None:
     along = roundoff.along(U, V)
     assert bool((along <= roundoff.bound()[:, None]).all())
     N = torch.randn(3, 12, 20, generator=generator)
-    N *= (roundoff.length / torch.linalg.matrix_norm(N, ord=2))[:, None, None]
+    length = null_below(torch.float32) * norm_bound(M)
+    N *= (length / torch.linalg.matrix_norm(N, ord=2))[:, None, None]
     mapped = (U.mT @ (maps[0] @ N @ maps[1]) @ V).diagonal(dim1=-2, dim2=-1).abs()
     assert bool((mapped <= along).all())
     turned = roundoff.mT.along(V, U)

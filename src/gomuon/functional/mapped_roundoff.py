@@ -25,13 +25,15 @@ def null_below(dtype: torch.dtype) -> float:
 class MappedRoundoff:
     """Roundoff N of a source M becomes P_B N P_A, and the maps may make it large beside P_B M P_A.
 
+    ‖N‖ is taken to be `null_below` times ‖M‖.
+
     Attributes:
-        length: ‖N‖, as `null_below` bounds it, [b].
+        source: M [b, m, n].
         left: P_B [b, …] in any form; None for the identity.
         right: P_A.
     """
 
-    length: Tensor
+    source: Tensor
     left: Tensor | None
     right: Tensor | None
 
@@ -43,18 +45,18 @@ class MappedRoundoff:
         if M.ndim == 2:
             M = M[None]
             left, right = (None if P is None else P[None] for P in (left, right))
-        return MappedRoundoff(null_below(M.dtype) * norm_bound(M), left, right)
+        return MappedRoundoff(M, left, right)
 
     @property
     def mT(self) -> MappedRoundoff:
         """Of Cᵀ = P_A Mᵀ P_B."""
         left, right = (None if P is None else P.mT for P in (self.right, self.left))
-        return MappedRoundoff(self.length, left, right)
+        return MappedRoundoff(self.source.mT, left, right)
 
     def of_matrices(self, chosen: Tensor) -> MappedRoundoff:
         """Of some matrices of the batch, by a mask [b]."""
         left, right = (None if P is None else P[chosen] for P in (self.left, self.right))
-        return MappedRoundoff(self.length[chosen], left, right)
+        return MappedRoundoff(self.source[chosen], left, right)
 
     def along(self, U: Tensor, V: Tensor) -> Tensor:
         """‖N‖·‖P_B u‖·‖P_A v‖ of every pair of columns of U [b, m, k] and V [b, n, k], [b, k].
@@ -64,15 +66,21 @@ class MappedRoundoff:
         left = U if self.left is None else left_product(self.left, U)
         right = V.mT if self.right is None else right_product(V.mT, self.right)
         lengths = torch.linalg.vector_norm(left, dim=-2) * torch.linalg.vector_norm(right, dim=-1)
-        return self.length[:, None] * lengths
+        return self._null * norm_bound(self.source)[:, None] * lengths
 
     def bound(self) -> Tensor:
         """‖N‖·‖P_B‖_op·‖P_A‖_op, [b]: along no pair is it larger."""
-        return self.length * _largest(self.left, norm_bound) * _largest(self.right, norm_bound)
+        maps = _largest(self.left, norm_bound) * _largest(self.right, norm_bound)
+        return self._null * norm_bound(self.source) * maps
 
     def rough_bound(self) -> Tensor:
-        """The same from row sums, which take no products and are a few times larger, [b]."""
-        return self.length * _largest(self.left, _row_sums) * _largest(self.right, _row_sums)
+        """The same without a product: some times larger, [b]."""
+        maps = _largest(self.left, _row_sums) * _largest(self.right, _row_sums)
+        return self._null * torch.linalg.matrix_norm(self.source) * maps
+
+    @property
+    def _null(self) -> float:
+        return null_below(self.source.dtype)
 
 
 def norm_bound(X: Tensor) -> Tensor:

@@ -71,7 +71,7 @@ def _by_svd(X: Tensor, complete: bool, roundoff: MappedRoundoff | None = None) -
         # LAPACK returns unit vectors for the zero matrix; the paper defines D₀ = 0 there.
         return (U @ Vh) * (X != 0).any(dim=(-2, -1), keepdim=True)
     present = sigma > sigma[..., :1] * null_below(X.dtype)
-    if roundoff is not None:
+    if roundoff is not None and bool((sigma[..., -1] <= roundoff.rough_bound()).any()):
         present &= sigma > roundoff.along(U, Vh.mT)
     return (U * present.to(X.dtype).unsqueeze(-2)) @ Vh
 
