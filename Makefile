@@ -3,10 +3,10 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test quick check faults bench evidence docs clean
+.PHONY: demo test quick check faults bench evidence pages docs clean
 
 demo: .venv/lab
-	$(BIN)/gomuon race --out demo
+	$(BIN)/gomuon race --seeds 0 --out demo
 
 test: .venv/test check
 	$(BIN)/python -m pytest -n 2 --dist worksteal
@@ -47,13 +47,19 @@ bench: .venv/bench
 evidence: .venv/lab
 	$(BIN)/python -m tools.evidence
 
-# Written aside first: a failure must not leave half a page.
-docs: .venv/lab
+# The pages of docs/ that code makes. Written aside first: a failure must not leave half a page.
+pages: .venv/lab
 	$(BIN)/gomuon methods --markdown > docs/.methods.part
 	mv docs/.methods.part docs/methods.md
 	$(BIN)/gomuon bench --page > docs/.speed.part
 	mv docs/.speed.part docs/speed.md
 	$(BIN)/gomuon plan --markdown docs/scaling.md
+	$(BIN)/python -m tools.site.pictures
+
+# The site, in site/index.html. Warnings are errors, and so are links that lead nowhere.
+docs: .venv/docs
+	$(BIN)/python -m sphinx -E -W --keep-going -q -b html docs site
+	$(BIN)/python -m tools.site.links site
 
 # An extra is installed again whenever the files that declare it change.
 .venv/%: pyproject.toml constraints.txt
@@ -62,4 +68,4 @@ docs: .venv/lab
 	touch $@
 
 clean:
-	rm -rf .venv demo
+	rm -rf .venv demo site

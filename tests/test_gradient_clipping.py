@@ -12,8 +12,8 @@ from gomuon import GoMuon
 from gomuon.optimizer import MatrixOptimizer
 from tests.models import language_loss, transformer
 
-EXACT = ["GoMuon", "Muon", "Mousse", "NewtonMuon", "MuonPlus", "Scion", "KFACMuon", "MuonQK",
-         "Halfspace"]  # fmt: skip
+EXACT = ["GoMuon", "Muon", "Mousse", "NewtonMuon", "MuonPlus", "Scion", "KFACMuon", "MatchedKFAC",
+         "MuonQK", "Halfspace"]  # fmt: skip
 STEPS = 6
 
 

@@ -1,6 +1,7 @@
 """`lr_scale="adamw"`: AdamW's rate, decay and schedule carry over. And cautious decay."""
 
 import math
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gomuon import GoMuon, Muon, Scion, functional
+from gomuon import GeometryWarning, GoMuon, Muon, Scion, functional
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.recipes.registry import METHODS
 from gomuon.watching.layer_updates import LayerUpdate
@@ -325,3 +326,55 @@ def test_cautious_decay_in_the_steps_geometry() -> None:
     masked = still - moved(weight_decay=0.5, geometry_decay=True, cautious_decay=True)[0]
     assert torch.allclose(masked, torch.where(U * decay >= 0, decay, 0.0), atol=1e-12)
     assert 0 < int((masked == 0).sum()) < masked.numel()
+
+
+# ---- one rate in all groups ----------------------------------------------------------------------
+
+
+def with_rates(later: list[float], **settings: Any) -> list[str]:
+    """The warnings of steps in which a loop writes these rates into all groups."""
+    model = transformer(layers=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer = Muon(model, **settings)
+        for step, lr in enumerate(later):
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            language_loss(model, step).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    return [str(one.message) for one in caught if issubclass(one.category, GeometryWarning)]
+
+
+def test_a_loop_that_writes_one_rate_into_groups_of_different_rates_is_told() -> None:
+    (told,) = with_rates([0.0, 2e-4, 4e-4], lr=0.02)
+    assert "all parameter groups now have the rate 0.0002" in told
+    assert "0.02 for matrices, 0.003 for AdamW's part" in told
+    assert 'pass lr_scale="adamw"' in told
+
+
+def test_a_loop_that_may_write_one_rate_is_not_told() -> None:
+    assert with_rates([2e-4, 4e-4], lr=1e-3, lr_scale="adamw") == []
+    assert with_rates([2e-4, 4e-4], lr=3e-3, adamw={"lr": 3e-3}) == []
+
+
+def test_a_schedule_that_ends_in_one_rate_is_not_told() -> None:
+    model = transformer(layers=1)
+    optimizer = Muon(model, lr=0.02)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 12, eta_min=1e-5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        counts = []
+        for step in range(14):
+            language_loss(model, step).backward()
+            optimizer.step()
+            schedule.step()
+            counts.append(len({group["lr"] for group in optimizer.param_groups}))
+    assert counts[0] == 2
+    assert counts[11] == 1
+
+
+@pytest.mark.parametrize("name", ["betas", "eps"])
+def test_adamws_settings_are_found_where_they_are(name: str) -> None:
+    with pytest.raises(TypeError, match=f"GoMuon has no setting '{name}'; .* adamw=.'{name}'"):
+        GoMuon(transformer(layers=1), **{name: 0.9})  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from typing import Any
 from gomuon.lab import machine
 from gomuon.lab.experiments.run_config import RunConfig
 from gomuon.lab.files import make_folder, write_json
-from gomuon.lab.running.training import Session
+from gomuon.lab.running.session import Session
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.watching.records import weight_length
 

@@ -31,7 +31,7 @@ def adamw_step(
     """
     states = [state for _, state in parameters]
     settings = group["adamw"]
-    lr, weight_decay = _rate_on_host(group["lr"]), group["weight_decay"]
+    lr, weight_decay = _rate_on_host(group["lr"]), group.get("weight_decay", 0.0)
     if group["treatment"] != "adamw":
         if group.get("lr_scale") != "adamw" or settings["lr"] != group["base_lr"]:
             lr = settings["lr"] * (lr / group["base_lr"])

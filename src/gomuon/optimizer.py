@@ -35,7 +35,11 @@ from gomuon.parameters.groups import is_matrix, named, names_of_model, with_grou
 from gomuon.parameters.keeping import wait_for_copies
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.layout import Layout
-from gomuon.parameters.rates import add_adamw_settings, add_base_rate
+from gomuon.parameters.rates import (
+    add_adamw_settings,
+    add_base_rate,
+    one_rate_written_into_all,
+)
 from gomuon.parameters.routing import Routes, RoutingTable, check_trainable
 from gomuon.parameters.sharding import local_gradient
 from gomuon.parameters.shares import few_matrices
@@ -176,6 +180,7 @@ class MatrixOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._report_late_faults()
+        self._reports.warn_if(one_rate_written_into_all(self.param_groups), key="one rate")
         team, parameters = self._team(), self._all_parameters()
         cores = self._step.cores(self.param_groups)
         if self._teams.may_be_wrapped:

@@ -55,7 +55,9 @@ class Reports:
         """Warn that a method that captures was given parameters instead of a model."""
         self.warn_once(
             f"{method} was given parameters, not a model, so nothing is captured and all maps are "
-            "the identity, as in Muon; pass the model itself"
+            "the identity, as in Muon; and unless a group's treatment says otherwise, everything "
+            "with two or more dimensions is a matrix, embeddings and heads too; pass the model "
+            "itself, or model= beside your groups"
         )
 
     def alone_among_ranks(self) -> None:

@@ -108,6 +108,7 @@ NOT_NEGATIVE = Kind(_at_least_zero, "a finite number >= 0")
 POSITIVE = Kind(_positive, "a number > 0")
 DECAY = Kind(_decay, "a number in [0, 1)")
 SHARE = Kind(_share, "a number in [0, 1]")
+POSITIVE_SHARE = Kind(lambda value: _share(value) and value > 0, "a number in (0, 1]")
 EXPONENT = Kind(_exponent, "a number in [0, 0.5]")
 EXPONENTS = Kind(
     lambda value: _exponent(value) or _pair_of(_exponent)(value),

@@ -31,6 +31,7 @@ CASES: list[tuple[str, dict[str, Any], set[str]]] = [
     ("GoMuon", {"input_decay": 0.9, "state_dtype": "bfloat16"}, set()),
     ("Halfspace", {"alpha": (0.3, 0.5)}, {LEFT}),
     ("KFACMuon", {"refresh_every": 4}, {LEFT, RIGHT}),
+    ("MatchedKFAC", {"refresh_every": 4}, {LEFT, RIGHT}),
     ("NewtonMuon", {"refresh_every": 4}, {RIGHT}),
 ]
 EVERY_CASE = pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The examples run as their first lines say, and one goes on from the other's checkpoint."""
 
+import functools
 import os
 import re
 import signal
@@ -8,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from gomuon import GoMuon
 from tests.distributed.launcher import is_torchs_abort
+from tests.test_examples import TINY_GPT, example, logged, train_gpt
 from tests.versions import HAS_FSDP2_ON_CPU
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -55,6 +59,32 @@ def test_ddp_learns_and_fsdp2_goes_on(tmp_path: Path) -> None:
     assert later == [30]
     assert further[0] < losses[2]
     assert (tmp_path / "fsdp2" / ".metadata").exists()
+
+
+def test_two_processes_of_train_gpt_are_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also with micro-batches; and one process goes on from the checkpoint of both."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    torchrun(
+        EXAMPLES / "train_gpt.py", *TINY_GPT, "--steps=8", "--accumulate=2", f"--out={two}"
+    )  # fmt: skip
+    module = example("train_gpt")  # layers take turns, as they do on several ranks
+    monkeypatch.setattr(module, "GoMuon", functools.partial(GoMuon, stagger=True))
+    losses, validation = train_gpt(one, "--steps=8", module=module)
+    found, also = logged(two)
+    assert len(found) == 8
+    assert found == pytest.approx(losses, rel=1e-4)
+    assert also == pytest.approx(validation, rel=1e-4)
+    states = [torch.load(out / "checkpoint.pt", weights_only=True) for out in (one, two)]
+    entries = [
+        {number: state.keys() for number, state in saved["optimizer"]["state"].items()}
+        for saved in states
+    ]
+    assert entries[0] == entries[1]
+    on_one = [train_gpt(out, "--steps=10", "--resume", module=module)[0] for out in (one, two)]
+    assert on_one[0][8:] == pytest.approx(on_one[1][8:], rel=1e-4)
+    assert len(on_one[0]) == 10
 
 
 # What a process does at its end, of which torchrun tells.

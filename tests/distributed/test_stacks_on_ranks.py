@@ -37,6 +37,8 @@ class ExpertModel(nn.Module):
         super().__init__()
         self.tokens = nn.Embedding(SYMBOLS, 8)
         self.blocks = nn.ModuleList(ExpertBlock() for _ in range(2))
+        self.gate = nn.Parameter(torch.randn(8, 8) / 3)
+        self.value = nn.Parameter(torch.randn(8, 8) / 3)
         self.hidden = nn.Linear(8, 8)
         self.head = nn.Linear(8, SYMBOLS)
 
@@ -44,6 +46,7 @@ class ExpertModel(nn.Module):
         x = self.tokens(window)
         for block in self.blocks:
             x = block(x, window * window % 7 % 4)  # no token goes to the fourth expert
+        x = x + F.linear(x, self.gate).sigmoid() * F.linear(x, self.value)  # of one input
         first, rest = x[:, :4], x[:, 4:]  # a layer's weight, used with and without the layer
         hidden = [F.linear(first, self.hidden.weight, self.hidden.bias), self.hidden(rest)]
         logits: Tensor = self.head(torch.cat(hidden, 1).tanh())
@@ -56,7 +59,8 @@ def build() -> nn.Module:
 
 
 def make(model: nn.Module, **settings: Any) -> GoMuon:
-    return GoMuon(model, routes={"*.up": "matrix", "*.down": "matrix"}, stagger=False, **settings)
+    routes = dict.fromkeys(("*.up", "*.down", "gate", "value"), "matrix")
+    return GoMuon(model, routes=routes, stagger=False, **settings)  # type: ignore[arg-type]
 
 
 def with_owners(place: Place | None, kind: str, every: int) -> tuple[Weights, list[str]]:

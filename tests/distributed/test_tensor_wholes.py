@@ -53,7 +53,7 @@ METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "adapts": ("GoMuon", {"refresh_every": Adaptive(0.97, most=8)}),
     "KFAC": ("KFAC", {}),  # joins biases, also that of the row-parallel layer
-    "NewtonMuon": ("NewtonMuon", {}),
+    "NewtonMuon": ("NewtonMuon", {"refresh_every": 2}),
     "MuonQK": ("MuonQK", {}),  # reads whole weights of partners
     "Muon": ("Muon", {}),
     "Shampoo": ("Shampoo", {"graft": "adagrad", "factor_decay": 1.0}),

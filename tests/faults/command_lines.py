@@ -23,6 +23,16 @@ PLACES = (
 )
 WORLD = PLACES[:6]
 OPTIMIZERS = ("adamw", "go-muon,adamw", "muon", "adamw,adamw", "adam", "muon,", ",", "soap")
+# Classes from outside, most of which are no task and no optimizer.
+OUTSIDE = (
+    *("torch.optim:SGD", "torch.optim:LBFGS", "torch.nn:Linear", "json:loads", "no.such:Thing"),
+    *(":", "a:b:c", "..:x", "garbage:x", "gone.py:Thing", "missing/gone.py:Thing", "\0.py:x"),
+    *("x" * 300 + ".py:Thing", "tests.lab.helpers.own_classes:Line"),
+)
+OPTIONS = (
+    *("adamw.amsgrad=True", "adamw.eps=nan", "adamw.x=1", "adamw=1", "adamw.=1", ".x=1", ","),
+    *("adamw.betas=(.9,.95)", "adamw.betas=(.9", "adamw.eps=" + "[" * 300, "muon.x=1"),
+)
 RATES = ("adamw=.02", "adamw=0", "adamw=nan", "adamw=1e-400", "adamw", "=.1", "muon=1", ",", "a=b")
 SEEDS = (
     "0",
@@ -126,8 +136,9 @@ def race(generator: random.Random) -> tuple[str, Flags, list[str]]:
     if generator.random() < 0.4:
         return "race", flags, []  # continues what was begun, whatever became of it
     pools = runs(generator) | {
-        "--task": ("grokking", "ptb", "groking"),
-        "--optimizers": OPTIMIZERS,
+        "--task": ("grokking", "ptb", "groking", *OUTSIDE),
+        "--optimizers": (*OPTIMIZERS, *OUTSIDE),
+        "--options": OPTIONS,
         "--lr": RATES,
         "--adamw-lr": ("0.01", *NUMBERS),
         "--selection": ("selection.json", "sweep/selection.json", *PLACES),
@@ -139,8 +150,9 @@ def race(generator: random.Random) -> tuple[str, Flags, list[str]]:
 def tune(generator: random.Random) -> tuple[str, Flags, list[str]]:
     flags: Flags = dict(SWEEP)
     pools = runs(generator) | {
-        "--task": ("grokking", "ptb", "groking"),
-        "--optimizers": ("adamw", "muon", ",", "adam"),
+        "--task": ("grokking", "ptb", "groking", *OUTSIDE),
+        "--optimizers": ("adamw", "muon", ",", "adam", *OUTSIDE),
+        "--options": OPTIONS,
         "--grid": ("1", "2", *NUMBERS),
         "--ratio": ("2", "1", "1.0000001", "1e300", *NUMBERS),
         "--rates": ("adamw=.01/.02", "adamw=.01/.01", "adamw=", "adamw=//", ","),

@@ -55,6 +55,20 @@ def test_the_columns_are_those_of_qr_up_to_signs(d: int, dtype: torch.dtype, bou
     assert torch.equal(X, before)
 
 
+@pytest.mark.parametrize(("d", "k"), [(5, 1), (7, 3), (PANEL + 9, PANEL + 2), (3 * PANEL, PANEL)])
+@pytest.mark.parametrize(("dtype", "bound"), DTYPES)
+def test_fewer_columns_than_rows(d: int, k: int, dtype: torch.dtype, bound: float) -> None:
+    X = torch.stack([normal(d, k, random_source(seed)) for seed in range(3)]).to(dtype)
+    with OperationRecorder() as record:
+        Q = orthonormalised(X)
+    assert record.product_flops == 3 * sum(2 * m * i * n for m, i, n in gram_schmidt_products(d, k))
+    exact, R = torch.linalg.qr(X)
+    signs = R.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)
+    assert float((Q - exact * signs).abs().max()) < bound
+    dependent = X[..., :1].expand(-1, -1, k)
+    assert fault(orthonormalised(dependent)) < 10 * bound
+
+
 @pytest.mark.parametrize("d", SIDES)
 @pytest.mark.parametrize("ratio", [1e3, 1e6, 1e9])
 @pytest.mark.parametrize(("dtype", "bound"), DTYPES)

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from gomuon import GoMuon
 from gomuon.functional import linalg, polar
-from gomuon.functional.polar_express import exact_by_products, null_below
+from gomuon.functional.mapped_roundoff import null_below
+from gomuon.functional.polar_express import exact_by_products
 from gomuon.functional.polar_factor import PolarMethod
 from tests.functional.matrices import (
     condition,

@@ -26,7 +26,7 @@ from gomuon.lab.running.training import train
 from tests.lab.helpers.commands import TINY, refused
 from tests.lab.helpers.tiny_runs import addition
 
-RACE = ["race", "--optimizers", "go-muon,adamw", "--jobs", "2", *TINY]
+RACE = ["race", "--optimizers", "go-muon,adamw", "--seeds", "0", "--jobs", "2", *TINY]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,7 @@ SMALL = [*TINY, "--optimizers", "adamw", "--steps", "2", "--jobs", "1"]
     "arguments",
     [
         *(["race", flag, ""] for flag in ("--task", "--optimizers", "--lr", "--seeds", "--out")),
+        ["race", "--options", ""],
         *(["tune", flag, " "] for flag in ("--optimizers", "--rates", "--momenta", "--seeds")),
         *(["bench", flag, ""] for flag in ("--models", "--arms", "--out")),
         *(["plan", flag, ""] for flag in ("--model", "--input", "--optimizers")),
@@ -70,6 +71,40 @@ def test_commas_alone_are_refused(
 ) -> None:
     said = refused([*arguments, *SMALL, "--out", str(tmp_path / "out")], capsys)
     assert f"{arguments[1]} {arguments[2]!r} has no value" in said
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "words"),
+    [
+        ("--task", "x" * 300 + ".py:Thing", "there is no such file"),
+        ("--task", "\0.py:Thing", "there is no such file"),
+        ("--task", ":", "is not understood; write module:Class or path/to/file.py:Class"),
+        ("--task", "broken.py:Task", "cannot be imported: SyntaxError"),
+        ("--task", "leaving.py:Task", "cannot be imported: SystemExit"),
+        ("--task", "json.py:Task", "another module is named 'json'; give the file another name"),
+        ("--task", "empty.py:Task", "empty.py has no class 'Task', nor any other"),
+        ("--optimizers", f"a{RED}:Thing", "cannot be imported"),
+        ("--optimizers", "torch.optim:Sgd", "did you mean 'SGD'?"),
+        ("--optimizers", "torch.nn:Linear", "is no optimizer; expected a class derived from torch"),
+        ("--options", "adamw.eps=" + "[" * 300, "is not understood"),
+        ("--options", "adamw.nothing=1", "invalid settings of optimizer 'adamw'"),
+        ("--options", "adamw.amsgrad={1: 2}", "is not a finite number, a text, True, False, None"),
+    ],
+)
+def test_what_comes_from_outside_is_refused_before_anything_is_written(
+    flag: str,
+    value: str,
+    words: str,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    sources = {"broken": "def", "leaving": "raise SystemExit(3)", "json": "", "empty": ""}
+    for name, source in sources.items():
+        Path(f"{name}.py").write_text(source)
+    assert words in refused(["race", *SMALL, flag, value], capsys)
+    assert not list(tmp_path.glob("runs"))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ SETTINGS: list[tuple[str, dict[str, Any]]] = [
     ("GoMuon", {"refresh_every": 2, "input_decay": 0.9, "shrinkage": {"damping": 0.05}}),
     ("GoMuon", {"refresh_every": 2, "weight_decay": 0.5, "geometry_decay": True}),
     ("KFAC", {"kl_clip": 0.1, "statistics_every": 2, "refresh_every": 3}),
-    ("KFACMuon", {"refresh_every": 3, "damping": 0.1}),
+    ("MatchedKFAC", {"refresh_every": 3, "damping": 0.1}),
     ("NewtonMuon", {"refresh_every": 3}),
 ]
 
@@ -130,12 +130,12 @@ def test_without_any_side_nothing_is_captured_and_nothing_is_said(
     assert not recwarn.list
 
 
-def test_kfac_muon_balances_with_an_identity() -> None:
+def test_matched_kfac_balances_with_an_identity() -> None:
     """π² = tr A/n where B is the identity, and the other way round."""
     specs = {"right": LayerSpec(outputs="identity"), "left": LayerSpec(inputs="identity")}
     for (where, spec), d in zip(specs.items(), (18, 11), strict=True):
         module = layer(11, 18)
-        optimizer = gomuon.KFACMuon(module, specs={"weight": spec}, damping=0.1)
+        optimizer = gomuon.MatchedKFAC(module, specs={"weight": spec}, damping=0.1)
         learn(optimizer, module, rows(0, ROWS, 18), rows(1, ROWS, 11))
         state = optimizer.state[module.weight]
         S, P = state[f"{where}_factor"][0], state[f"{where}_map"][0]

@@ -10,6 +10,7 @@ from torch import nn
 from gomuon import GoMuon, Muon
 from gomuon.methods.go_muon import PRESETS, GoMuonSettings
 from gomuon.optimizer import Common
+from gomuon.recipes.registry import METHODS
 from gomuon.settings import check_settings
 from tests.models import train, transformer
 
@@ -25,6 +26,20 @@ def test_a_preset_sets_what_it_says_and_leaves_the_rest(name: str) -> None:
     expected = {**GoMuon.recipe.defaults, **PRESETS[name]}
     assert {key: group[key] for key in expected} == expected
     check_settings(PRESETS[name], GoMuon.recipe.settings)
+
+
+EVERY_PRESET = [(name, one) for name, m in METHODS.items() for one in m.recipe.presets]
+
+
+@pytest.mark.parametrize(("method", "name"), EVERY_PRESET)
+def test_every_preset_is_of_its_method_and_sets_its_rate(method: str, name: str) -> None:
+    recipe = METHODS[method].recipe
+    check_settings(recipe.presets[name], recipe.settings)
+    assert recipe.presets[name].keys() <= recipe.settings.keys()
+    group = METHODS[method](model(), preset=name).param_groups[0]
+    expected = {**recipe.defaults, **recipe.presets[name]}
+    assert {key: group[key] for key in expected} == expected
+    assert METHODS[method](model(), 0.5, preset=name).param_groups[0]["lr"] == 0.5
 
 
 def test_what_is_given_replaces_the_preset() -> None:

@@ -17,6 +17,7 @@ from gomuon.parameters.sampling import spread_rows
 from tests.methods import references
 from tests.methods.references.data import ROWS, SHAPES, flat, layer, learn, relative_error, rows
 from tests.methods.references.kfac import step_together
+from tests.methods.references.rotated import graft_as_a_whole
 
 PRECISIONS = [(torch.float64, 30, 1e-8), (torch.float32, 10, 1e-3)]
 
@@ -58,6 +59,12 @@ class Case:
         return {**self.settings, **(self.float32 if dtype == torch.float32 else {})}
 
 
+CORRECTED: dict[str, Any] = {
+    "gradient_decay": 0.9,
+    "bias_correction": True,
+    "factor_decay": 0.9,
+    "ridge": 0.0,
+}
 CASES = [
     Case("Muon"),
     Case("Muon", {"nesterov": False, "momentum": 0.95, "weight_decay": 0.1}),
@@ -77,6 +84,10 @@ CASES = [
     Case("Shampoo", {"factor_decay": 1.0, "graft": "adagrad", "ridge": 1e-3, "power": 0.5}),
     Case("Shampoo", {"graft": None, "nesterov": False, "refresh_every": 1, "ridge": 1e-2}),
     Case("Shampoo", {"momentum": 0.0, "weight_decay": 0.1, "ridge": 1e-2, "refresh_every": 4}),
+    Case("Shampoo", {"factor_decay": 0.9, "start": 1e-2, "refresh_every": 3}),
+    Case("Shampoo", {"refresh_at": "last", "refresh_every": 4, "ridge": 1e-2, "momentum": 0.5}),
+    Case("Shampoo", {**CORRECTED, "refresh_at": "last", "refresh_every": 3, "epsilon": 1e-3}),
+    Case("Shampoo", {**CORRECTED, "graft": None, "epsilon": 1e-3, "refresh_every": 2}),
     Case("Mousse", {"epsilon": 1e-5}, float32={"epsilon": 1e-2}),
     Case("Mousse", {"epsilon": 0.1, "refresh_every": 3, "alpha": 0.25, "aspect": "max"}),
     Case("Mousse", {"epsilon": 0.1, "refresh_every": 1, "nesterov": True, "factor_decay": 0.8}),
@@ -84,20 +95,31 @@ CASES = [
     Case("FISMO", {"nesterov": True, "factor_decay": 0.8, "mu": 0.1, "weight_decay": 0.1}),
     Case("NewtonMuon"),
     Case("NewtonMuon", {"refresh_every": 3, "damping": 0.01, "factor_decay": 0.5}),
+    Case("NewtonMuon", {"refresh_every": 3, "lr": 4e-3, "aspect": "longest"}),
+    Case("NewtonMuon", {"refresh_every": 3, "refresh_at": "first"}),
     Case("NewtonMuon", {"refresh_every": 4, "nesterov": False, "weight_decay": 0.1}),
     Case("MuonSquared"),
     Case("MuonSquared", {"square_decay": 0.5, "nesterov": False, "momentum": 0.8}),
     Case("MALT"),
     Case("MALT", {"alpha": 0.5, "factor_decay": 0.5, "nesterov": False, "weight_decay": 0.1}),
-    *(Case("MuonPlus", {"normalise": way}) for way in ("col", "row", "col_row", "row_col")),
+    *(Case("MuonPlus", {"normalise": way}) for way in ("none", "col", "row", "col_row", "row_col")),
     Case("MuonPlus", {"nesterov": False, "momentum": 0.8, "weight_decay": 0.0}),
     Case("MuonEq"),
+    Case("MuonEq", {"equilibrate": "col"}),
     Case("MuonEq", {"equilibrate": "row_col", "nesterov": False, "momentum": 0.8}),
     Case("Scion"),
-    Case("Scion", {"constrained": True, "radius": 3.0, "momentum": 0.5, "lr": 0.1}),
-    Case("KFACMuon"),
-    Case("KFACMuon", {"refresh_every": 3, "damping": 0.1, "scale": 1.0, "factor_decay": 0.5}),
-    Case("KFACMuon", {"refresh_every": 4, "nesterov": False, "weight_decay": 0.1}),
+    Case("Scion", {"radius": 3.0, "momentum": 0.5, "lr": 0.1}),
+    Case("Scion", {"constrained": False, "momentum": 0.9}),
+    *(
+        Case(method, settings)
+        for method in ("KFACMuon", "MatchedKFAC")
+        for settings in (
+            {},
+            {"refresh_every": 3, "damping": 0.1, "scale": 1.0, "factor_decay": 0.5},
+            {"refresh_every": 4, "nesterov": False, "weight_decay": 0.1},
+        )
+    ),
+    Case("KFACMuon", {"refresh_every": 3, "refresh_at": "first", "damping": 0.1}),
 ]
 # SOAP's bases are not unique on a singular factor: square, and sides that go without.
 SOAP_CASES = [
@@ -174,7 +196,7 @@ def test_defaults_are_the_published_ones(method: str) -> None:
     assert {name: shown[name].default for name in published} == published
 
 
-CAPTURING = ["GoMuon", "KFAC", "NewtonMuon", "KFACMuon"]
+CAPTURING = ["GoMuon", "KFAC", "NewtonMuon", "KFACMuon", "MatchedKFAC"]
 
 
 @pytest.mark.parametrize("method", CAPTURING)
@@ -192,10 +214,11 @@ def test_a_mean_loss_is_undone(method: str) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("positions", [(12, 3), (12, 2, 2)])
-def test_kfac_muon_reduces_positions_to_one_row_an_example(
-    shape: str, positions: tuple[int, ...]
+@pytest.mark.parametrize("method", ["KFACMuon", "MatchedKFAC"])
+def test_kfac_muons_reduce_positions_to_one_row_an_example(
+    method: str, shape: str, positions: tuple[int, ...]
 ) -> None:
-    case = Case("KFACMuon", {"refresh_every": 3})
+    case = Case(method, {"refresh_every": 3})
     assert_follows(case, SHAPES[shape], between=positions)
 
 
@@ -292,13 +315,18 @@ def test_scion_takes_the_sign_at_the_head(constrained: bool) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("block_size", [2, 3, 5])
 @pytest.mark.parametrize("graft", ["rmsprop", None])
+@pytest.mark.parametrize("graft_by", ["block", "whole"])
 def test_shampoo_treats_every_block_as_a_matrix_of_its_own(
-    shape: str, block_size: int, graft: str | None
+    shape: str, block_size: int, graft: str | None, graft_by: str
 ) -> None:
-    """Blocks of block_size², and at the end of a side what is left of it."""
+    """Blocks of block_size², and at the end of a side what is left of it.
+
+    Their lengths are grafted one by one, or together.
+    """
     settings: dict[str, Any] = {"graft": graft, "refresh_every": 3, "ridge": 1e-3}
     (m, n), module = SHAPES[shape], layer(*SHAPES[shape])
     optimizer = Case("Shampoo", {**settings, "block_size": block_size}).optimizer(module)
+    optimizer.param_groups[0]["graft_by"] = graft_by
 
     def blocks_of(matrix: Tensor) -> list[Tensor]:
         bands = matrix.split(block_size, 0)
@@ -308,7 +336,11 @@ def test_shampoo_treats_every_block_as_a_matrix_of_its_own(
     for step in range(15):
         x, g = rows(2 * step, ROWS, n), rows(2 * step + 1, ROWS, m)
         learn(optimizer, module, x, g)
-        for block, G in zip(blocks, blocks_of(g.T @ x), strict=True):
+        gradients = blocks_of(g.T @ x)
+        if graft_by == "whole" and graft is not None:
+            graft_as_a_whole(blocks, gradients)
+            continue
+        for block, G in zip(blocks, gradients, strict=True):
             block.step(G, x, g)
     for ours, block in zip(blocks_of(module.weight), blocks, strict=True):
         assert relative_error(ours, block.W) < 1e-8
@@ -398,7 +430,8 @@ def singular_gram(d: int, rank: int) -> Tensor:
 
 def test_shampoos_ridge_is_what_it_says_in_float32() -> None:
     S = singular_gram(96, 8)
-    root, _ = ridge_roots(1, {"ridge": 1e-6, "power": 0.25})
+    group = {**gomuon.Shampoo.recipe.defaults, "ridge": 1e-6, "power": 0.25}
+    root, _ = ridge_roots(1, group)
     found = root.decomposed(S)[0]
     exact = S[0].double()
     largest = torch.linalg.eigvalsh(exact)[-1]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gomuon import GoMuon, KFACMuon, LayerSpec, Muon, Shampoo
+from gomuon import GoMuon, LayerSpec, MatchedKFAC, Muon, Shampoo
 from gomuon.functional import polar
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.specs import check_spec
@@ -226,12 +226,12 @@ def test_a_block_size_cuts_transposed_weights_too() -> None:
     torch.testing.assert_close(stored.weight, linear.weight.mT, rtol=1e-6, atol=1e-8)
 
 
-def test_kfac_muons_balance_is_each_blocks_own() -> None:
+def test_matched_kfacs_balance_is_each_blocks_own() -> None:
     """Cut on both sides, every block is as a layer of its own with that B and that A."""
     torch.manual_seed(0)
     layer = nn.Linear(6, 8, bias=False).double()
     spec = LayerSpec(heads=2, input_heads=3)
-    optimizer = KFACMuon(layer, specs={"weight": spec}, routes={"weight": "matrix"})
+    optimizer = MatchedKFAC(layer, specs={"weight": spec}, routes={"weight": "matrix"})
     layer(torch.randn(9, 6).double()).square().sum().backward()
     optimizer.step()
     state = optimizer.state[layer.weight]

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from gomuon import KFAC, GoMuon, Muon
+from gomuon import FISMO, KFAC, SOAP, GoMuon, Muon, Shampoo
 from gomuon.errors import GeometryWarning
 from gomuon.moments import Moment, Statistics
+from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.specs import LayerSpec
 from gomuon.recipes import refresh_cost
@@ -68,6 +69,31 @@ def test_a_factor_that_layers_share_counts_once(monkeypatch: pytest.MonkeyPatch)
     assert message(*together) is None
 
 
+@pytest.mark.parametrize(
+    ("method", "ways"),
+    [
+        (SOAP, ["max_side=", "refresh_every="]),
+        (Shampoo, ["block_size=256", "refresh_every="]),
+        (FISMO, []),
+    ],
+)
+def test_maps_of_gradients_are_counted_without_rows(
+    method: type[MatrixOptimizer], ways: list[str]
+) -> None:
+    def found(m: int, n: int) -> str | None:
+        layers = [Layer("head.up", torch.zeros(()).expand(m, n), {}, LayerSpec())]
+        return costly_refresh(layers, method.recipe.work, method.recipe.defaults)
+
+    long = found(4000, 3000)
+    assert long is not None
+    assert "with 4,096 rows" in long
+    assert "'head.up' (4000 outputs, 3000 inputs)" in long
+    named = [way for way in ("block_size=256", "max_side=", "refresh_every=") if way in long]
+    assert named == ways
+    assert found(256, 256) is None
+    assert costly_refresh([], Muon.recipe.work, Muon.recipe.defaults) is None
+
+
 def test_the_user_is_warned_once_and_before_the_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(refresh_cost, "NOTICEABLE", 0.0)
 
@@ -83,5 +109,7 @@ def test_the_user_is_warned_once_and_before_the_refresh(monkeypatch: pytest.Monk
 
     assert len(warned(GoMuon, refresh_every=1, stagger=True)) == 1
     assert len(warned(KFAC, refresh_every=1)) == 1
+    monkeypatch.setattr(refresh_cost, "ASSUMED_ROWS", 1)
+    assert len(warned(SOAP, refresh_every=1)) == 1
     assert not warned(GoMuon, block_size=4)
     assert not warned(Muon)

@@ -36,7 +36,8 @@ EVERY, STEPS = 2, 4  # with a refresh every other step; the last two steps are o
 def window(name: str, device: str, *, watched: bool) -> list[Unwanted]:
     """What the steps of a whole window ask of the device, the last one with a record."""
     kind, model = METHODS[name], _model_on(device)
-    clocks: dict[str, Any] = {key: 2 for key in CLOCKS if key in kind.recipe.settings}
+    known = kind.recipe.settings
+    clocks: dict[str, Any] = {key: value for key, value in CLOCKS.items() if key in known}
     optimizer = kind(model, **clocks)
     written: list[Any] = []
     if watched:

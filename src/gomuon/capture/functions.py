@@ -240,9 +240,9 @@ class FunctionWatch:
             transposed=watched.cut.transposed,
             sampling=watched.cut.sampling,
         )
-        watched.begin_pass()
+        watched.begin_pass(self._shared)
         self._shared.remember_forward_mask()
-        return watched.tapped(use, result, self._shared.mask_now(), self._shared.expect)
+        return watched.tapped(use, result, self._shared)
 
 
 def _hooks_on_saved_tensors() -> Any:

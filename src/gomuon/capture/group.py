@@ -1,6 +1,6 @@
 """The capture of one parameter group: its hooks, their gate, and the sums they hold."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor
 from gomuon.capture.functions import FunctionWatch
 from gomuon.capture.hooks import CapturedModule, LayerHook
 from gomuon.capture.misses import cause_of
-from gomuon.capture.shared_inputs import SharedInputs, Term
+from gomuon.capture.shared_inputs import Reader, SharedInputs, Term
 from gomuon.capture.tap import moment_of
 from gomuon.capture.watched import WatchedWeight
 from gomuon.functional.linalg import identity_like
@@ -92,25 +92,21 @@ class GroupCapture:
         of ranks, because gradients are averaged over the ranks after they were captured. With
         `parameters`, only their sums, and only of inputs that no other layers read.
         """
-        some = None if parameters is None else self._hooks_of(parameters)
+        some = None if parameters is None else self._readers_of(parameters)
         shared, sums = self.shared.terms(some), dict[Any, Moment]()
         chosen = self._hooks if parameters is None else parameters
         watched = self._watched_of(self._watched if parameters is None else parameters)
         products = {
-            one.weight: Statistics(one.inputs.moment, _unscaled(_gradients(one, loss_scale), ranks))
+            one.weight: Statistics(
+                _sum(_input_terms(one, one.readers.values(), shared), sums),
+                _unscaled(_gradients(one, loss_scale), ranks),
+            )
             for one in watched
             if one.open
         }
         layers = {
             parameter: Statistics(
-                _sum(
-                    (
-                        term
-                        for hook in hooks
-                        for term in ((hook.inputs.moment, 1.0), *shared.get(hook, ()))
-                    ),
-                    sums,
-                ),
+                _sum((term for h in hooks for term in _input_terms(h, (h,), shared)), sums),
                 _unscaled(_sum(((_gradients(hook, loss_scale), 1.0) for hook in hooks), {}), ranks),
             )
             for parameter, hooks in ((p, self._hooks[p]) for p in chosen if p in self._hooks)
@@ -135,20 +131,25 @@ class GroupCapture:
             hook for parameter in parameters for hook in self._hooks.get(parameter, ())
         )
 
+    def _readers_of(self, parameters: Sequence[Tensor]) -> dict[Reader, None]:
+        """Everything that reads inputs with these parameters."""
+        products = (one.readers.values() for one in self._watched_of(parameters))
+        return dict.fromkeys((*self._hooks_of(parameters), *(r for own in products for r in own)))
+
     def _watched_of(self, parameters: Iterable[Tensor]) -> list[WatchedWeight]:
         return [self._watched[parameter] for parameter in parameters if parameter in self._watched]
 
     def leader_of(self, parameter: Tensor) -> Tensor:
         """The parameter whose layer is the first that reads the same inputs, as far as is known."""
-        if parameter not in self._hooks:
-            return parameter
         leaders = self.shared.leaders
-        hook = self._hooks[parameter][0]
-        passed = {hook}
-        while (leader := leaders.get(hook, hook)) not in passed:
+        reader = next(iter(self._readers_of([parameter])), None)
+        if reader is None:
+            return parameter
+        passed = {reader}
+        while (leader := leaders.get(reader, reader)) not in passed:
             passed.add(leader)
-            hook = leader
-        return hook.weight
+            reader = leader
+        return reader.weight
 
     def were_called(self, parameters: Sequence[Tensor]) -> bool:
         """Whether a forward pass of this step has used one of these parameters."""
@@ -158,19 +159,21 @@ class GroupCapture:
     def have_arrived(self, parameters: Sequence[Tensor]) -> bool:
         """Whether the sums of all used layers of these parameters are here, and none is coming."""
         hooks, watched = self._hooks_of(parameters), self._watched_of(parameters)
-        inputs, awaits = self.shared.read_by(hooks), self.shared.deliveries.awaits
-        came_early = self.shared.deliveries.came_early
-        for one in watched:
-            leaves = *one.inputs.leaves, *one.gradients.leaves
-            if one.called and (not one.is_filled or awaits(leaves) or came_early(leaves)):
-                return False
+        inputs = self.shared.read_by(self._readers_of(parameters))
+        awaits, came_early = self.shared.deliveries.awaits, self.shared.deliveries.came_early
         counted = {
-            hook
+            reader
             for shared in inputs
             if shared.filled
-            for hook, count in shared.counts.items()
+            for reader, count in shared.counts.items()
             if count.grad is not None
         }
+        for one in watched:
+            leaves = *one.inputs.leaves, *one.gradients.leaves
+            by_inputs = not one.wants_gradients and counted.intersection(one.readers.values())
+            filled = one.is_filled or by_inputs
+            if one.called and (not filled or awaits(leaves) or came_early(leaves)):
+                return False
         return (
             # A probe of output gradients gets those of all uses at once, an input those of one use.
             all(
@@ -186,7 +189,7 @@ class GroupCapture:
     def release(self, parameters: Sequence[Tensor]) -> None:
         """Drop the sums that `collect` gave for these parameters: they have been sent away."""
         hooks = self._hooks_of(parameters)
-        self.shared.release(hooks)
+        self.shared.release(self._readers_of(parameters))
         holders: list[LayerHook | WatchedWeight] = [*hooks, *self._watched_of(parameters)]
         for one in holders:
             one.forget_sums()
@@ -302,6 +305,15 @@ def remove_hooks(groups: Iterable[GroupCapture]) -> None:
     """Take the hooks of all groups off the model."""
     for capture in groups:
         capture.remove()
+
+
+def _input_terms(
+    one: LayerHook | WatchedWeight, readers: Iterable[Reader], shared: Mapping[Reader, list[Term]]
+) -> Iterator[Term]:
+    """Of Σ x xᵀ: the sums of its own probes, and those of inputs that it shares."""
+    yield one.inputs.moment, 1.0
+    for reader in readers:
+        yield from shared.get(reader, ())
 
 
 def _gradients(hook: LayerHook | WatchedWeight, loss_scale: float) -> Moment | None:

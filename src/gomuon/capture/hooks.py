@@ -82,6 +82,7 @@ class LayerHook(PlacedHook):
         self.rows = captured.rows
         self.cuts = captured.cuts(forms)
         self.shapes = tuple(cut.shape for cut in self.cuts)
+        self.count_shape = (2,)
         self._whole = (captured.inputs, captured.gradients)
         self.substitute: Moment | None = None
         self.weight = weight

@@ -7,7 +7,7 @@ that can deliver its moment. After a backward pass has reached it, it is kept un
 import weakref
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 import torch
@@ -15,12 +15,42 @@ from torch import Tensor
 
 from gomuon.capture.deliveries import Deliveries
 from gomuon.capture.tap import backward_pass, gradient, in_backward, leaf
-from gomuon.moments import Moment, count_dtype
-
-if TYPE_CHECKING:
-    from gomuon.capture.hooks import LayerHook
+from gomuon.moments import Moment, Shape, count_dtype
+from gomuon.parameters.rows import SumCut
 
 Term = tuple[Moment | None, float]  # a moment, and how many times a sum contains it
+
+
+class Reader(Protocol):
+    """What reads inputs with a weight: the hook of a layer, or products of functions."""
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of moments."""
+
+    @property
+    def rows(self) -> object:
+        """How inputs become rows; readers of one tensor share its moment if these are equal."""
+
+    @property
+    def cuts(self) -> tuple[SumCut, SumCut]:
+        """How the rows of inputs and of gradients are cut."""
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """The shapes of the moments of inputs and of gradients."""
+
+    @property
+    def count_shape(self) -> tuple[int, ...]:
+        """The shape of the two numbers of rows."""
+
+    @property
+    def was_zeroed(self) -> bool:
+        """Whether the weight has no gradient."""
 
 
 class SharedInput:
@@ -31,22 +61,22 @@ class SharedInput:
     pass that is only a recomputation.
     """
 
-    def __init__(self, leader: "LayerHook", x: Tensor, mask: Tensor | None) -> None:
+    def __init__(self, leader: Reader, x: Tensor, mask: Tensor | None) -> None:
         self.leader = leader  # the first reader
         self.mask = mask  # its readers'
         self._input, self._version = weakref.ref(x), x._version
-        self.chosen: LayerHook | None = None  # the reader that forms the moment
+        self.chosen: Reader | None = None  # the reader that forms the moment
         self._pass: int | None = None  # the backward pass in which `chosen` was set
         self.total = leaf(leader.dtype, x.device, *leader.shapes[0])
         # Of masked rows, by `chosen`; without a mask the shapes give their number.
         self.counted = None if mask is None else leaf(count_dtype(x.device), x.device, 2)
-        self.counts: dict[LayerHook, Tensor] = {}  # on the CPU, without regard to the mask
+        self.counts: dict[Reader, Tensor] = {}  # on the CPU, without regard to the mask
 
     def is_of(self, x: Tensor) -> bool:
         """Whether x is the tensor that was read, and has not been written to since."""
         return self._input() is x and self._version == x._version
 
-    def forms(self, reader: "LayerHook") -> bool:
+    def forms(self, reader: Reader) -> bool:
         """Whether this reader forms the moment. The first reader that asks does.
 
         The choice is made again if its backward pass ended without a moment, which happens with
@@ -57,9 +87,11 @@ class SharedInput:
             self.chosen, self._pass = reader, now
         return self.chosen is reader
 
-    def count_of(self, reader: "LayerHook") -> Tensor:
+    def count_of(self, reader: Reader) -> Tensor:
         """The probe that counts this reader's rows."""
-        return self.counts.setdefault(reader, leaf(torch.float64, torch.device("cpu"), 2))
+        return self.counts.setdefault(
+            reader, leaf(torch.float64, torch.device("cpu"), *reader.count_shape)
+        )
 
     @property
     def filled(self) -> bool:
@@ -67,9 +99,9 @@ class SharedInput:
         return self.total.grad is not None
 
     @property
-    def times(self) -> dict["LayerHook", float]:
+    def times(self) -> dict[Reader, float]:
         """Rows each reader counted, divided by the rows of the chosen reader."""
-        counts = {h: c.grad.tolist()[0] for h, c in self.counts.items() if c.grad is not None}
+        counts = {h: float(c.grad[0]) for h, c in self.counts.items() if c.grad is not None}
         rows = 0.0 if self.chosen is None else counts.get(self.chosen, 0.0)
         return {hook: count / rows for hook, count in counts.items()} if rows else {}
 
@@ -77,8 +109,11 @@ class SharedInput:
     def moment(self) -> Moment:
         """The moment, once it is filled."""
         assert self.chosen is not None
-        numbers = self.counts[self.chosen] if self.counted is None else self.counted
-        return Moment(gradient(self.total), *gradient(numbers))
+        leaf = self.counts[self.chosen] if self.counted is None else self.counted
+        total, numbers = gradient(self.total), gradient(leaf)
+        if numbers.ndim == 2:  # of a stack of one matrix
+            total, numbers = total[0], numbers[:, 0]
+        return Moment(total, *numbers)
 
     def add_sums_of(self, other: "SharedInput") -> None:
         """Add the sums of another shared input to these."""
@@ -113,15 +148,15 @@ class SharedInputs:
     def __init__(self) -> None:
         self.open = False  # whether any hook of the group captures
         self.deliveries = Deliveries()
-        self.leaders: dict[LayerHook, LayerHook] = {}  # of readers that ever shared an input
+        self.leaders: dict[Reader, Reader] = {}  # of readers that ever shared an input
         self._mask: Tensor | None = None
         self._last_mask: Tensor | None = None
         # In the order of the forward passes. Weak references: the tap's graph keeps an input alive.
-        self._inputs_by_leader: dict[LayerHook, WeakKeyDictionary[SharedInput, None]] = {}
+        self._inputs_by_leader: dict[Reader, WeakKeyDictionary[SharedInput, None]] = {}
         self._reached: set[SharedInput] = set()  # reached by a backward pass, kept alive here
         self._by_id: WeakValueDictionary[int, SharedInput] = WeakValueDictionary()
 
-    def of(self, x: Tensor, hook: "LayerHook", mask: Tensor | None) -> SharedInput:
+    def of(self, x: Tensor, hook: Reader, mask: Tensor | None) -> SharedInput:
         """The shared input for x as `hook` reads it; a new one, led by `hook`, if none fits.
 
         `mask` is the one whose rows `hook` leaves out; readers with another do not share.
@@ -150,7 +185,7 @@ class SharedInputs:
         """Whether it was neither dropped nor merged into another shared input."""
         return shared in self._inputs_by_leader.get(shared.leader, ())
 
-    def forms(self, shared: SharedInput, hook: "LayerHook") -> bool:
+    def forms(self, shared: SharedInput, hook: Reader) -> bool:
         """In the backward pass: whether this hook forms the moment of this input."""
         if self._is_active(shared):
             self._reached.add(shared)
@@ -163,24 +198,24 @@ class SharedInputs:
             return None
         return self.deliveries.expect
 
-    def read_by(self, hooks: Collection["LayerHook"]) -> list[SharedInput]:
+    def read_by(self, hooks: Collection[Reader]) -> list[SharedInput]:
         """Inputs that these hooks read, and no others do."""
         leaders = [self._inputs_by_leader.get(hook, ()) for hook in hooks]
         return [s for led in leaders for s in led if all(hook in hooks for hook in s.counts)]
 
-    def release(self, hooks: Collection["LayerHook"]) -> None:
+    def release(self, hooks: Collection[Reader]) -> None:
         """Drop the sums of inputs that these hooks read, and no others do."""
         for shared in self.read_by(hooks):
             if shared.filled:
                 shared.reset()
                 self._reached.discard(shared)
 
-    def terms(self, hooks: Collection["LayerHook"] | None = None) -> dict["LayerHook", list[Term]]:
+    def terms(self, hooks: Collection[Reader] | None = None) -> dict[Reader, list[Term]]:
         """The terms of each hook's Σ x xᵀ: filled inputs, and how many times each is added.
 
         With `hooks`, only those of inputs that no other hooks read.
         """
-        terms: dict[LayerHook, list[Term]] = {}
+        terms: dict[Reader, list[Term]] = {}
         every = (shared for led in self._inputs_by_leader.values() for shared in led)
         for shared in every if hooks is None else self.read_by(hooks):
             if shared.filled and (times := shared.times):
@@ -189,7 +224,7 @@ class SharedInputs:
                     terms.setdefault(hook, []).append((moment, often))
         return terms
 
-    def merge(self, leader: "LayerHook") -> None:
+    def merge(self, leader: Reader) -> None:
         """Merge filled inputs with the same readers, to bound memory."""
         led = list(self._inputs_by_leader.get(leader, ()))
         if not in_backward():
@@ -202,7 +237,7 @@ class SharedInputs:
                 older.add_sums_of(shared)
                 self._drop(shared)
 
-    def forget_sums_of(self, hook: "LayerHook") -> None:
+    def forget_sums_of(self, hook: Reader) -> None:
         """Drop sums of inputs that `hook` reads if no reader has a gradient any more."""
 
         def stale(shared: SharedInput) -> bool:

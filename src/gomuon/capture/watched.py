@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from gomuon.capture.shared_inputs import SharedInputs
 from gomuon.capture.tap import Probe, Tap, in_backward
 from gomuon.capture.uses import NotLinear, WeightUse
 from gomuon.functional.linalg import working_dtype
@@ -109,6 +111,24 @@ class StackProbe:
             probe.clear()
 
 
+class ProductReader:
+    """A weight in products that make rows of their inputs alike. It may share inputs with others.
+
+    See `shared_inputs.Reader` for the attributes.
+    """
+
+    count_shape = (2, 1)  # of a stack of one matrix
+
+    def __init__(self, watched: "WatchedWeight", rows: object) -> None:
+        self.watched, self.rows = watched, rows
+        self.weight, self.dtype, self.cuts = watched.weight, watched.dtype, watched.cut.cuts
+        self.shapes = tuple((1, *cut.shape) for cut in self.cuts)
+
+    @property
+    def was_zeroed(self) -> bool:
+        return self.watched.was_zeroed
+
+
 @dataclass(eq=False)
 class WatchedWeight:
     """A weight whose products are captured.
@@ -124,6 +144,7 @@ class WatchedWeight:
         called: whether a product was captured in a forward pass of this step.
         taken: whether some of its sums of this step have been sent away.
         problem: why a product of this step was not captured.
+        readers: of inputs that other weights may read as well.
         layers: the layers whose weight it is, which have hooks of their own.
     """
 
@@ -142,6 +163,7 @@ class WatchedWeight:
     dropped: Callable[[], None] | None = None
     inputs: StackProbe = field(init=False)
     gradients: StackProbe = field(init=False)
+    readers: dict[object, ProductReader] = field(default_factory=dict)  # by how they make rows
 
     def __post_init__(self) -> None:
         self.make_probes(self.weight)
@@ -150,6 +172,7 @@ class WatchedWeight:
         self.dtype_and_device = (weight.dtype, weight.device)
         self.dtype = working_dtype(weight)
         stack = self.cut.tiling.stack
+        self.readers.clear()
         self.inputs, self.gradients = (StackProbe(cut, stack, weight) for cut in self.cut.cuts)
 
     @property
@@ -161,13 +184,7 @@ class WatchedWeight:
         """The shapes of the moments of inputs and of gradients."""
         return self.inputs.shape, self.gradients.shape
 
-    def tapped(
-        self,
-        use: WeightUse,
-        result: Tensor,
-        mask: Tensor | None,
-        expect: Callable[[list[Tensor]], None] | None,
-    ) -> Tensor:
+    def tapped(self, use: WeightUse, result: Tensor, shared: SharedInputs) -> Tensor:
         """The result of a product, whose backward pass delivers the moments."""
         device = self.weight.device
         if not (can_capture(result, device) and can_capture(use.x, device)):
@@ -175,37 +192,46 @@ class WatchedWeight:
         if self.dtype_and_device != (self.weight.dtype, device):
             self.make_probes(self.weight)  # the model was moved or converted
         self.called = True
+        mask = shared.mask_now()
         if mask is not None:
             positions = use.rows.positions(result)
             fits = positions == mask.shape
             mask = mask if fits else mask.flatten() if positions == (mask.numel(),) else None
-        place = use.first, use.rows.matrices
-        leaves: list[Tensor | None] = []
-        for wanted, probe in (
-            (self.wants_inputs, self.inputs),
-            (self.wants_gradients, self.gradients),
-        ):
-            total, known, counted = probe.of(*place).leaves if wanted else (None, None, None)
-            leaves += [total, known, None] if mask is None else [total, None, counted]
+        forms, *inputs = self._input_leaves(use, mask, shared)
         tapped: Tensor = Tap.apply(
             result,
             use.x if self.wants_inputs else None,
             mask,
             use.rows,
             self.cut.cuts,
-            None,
-            expect,
-            *leaves,
+            forms,
+            shared.expect,
+            *inputs,
+            *(_leaves(self.gradients, use, mask) if self.wants_gradients else [None] * 3),
         )
         return tapped
 
-    def begin_pass(self) -> None:
+    def _input_leaves(
+        self, use: WeightUse, mask: Tensor | None, shared: SharedInputs
+    ) -> tuple[Callable[[], bool] | None, Tensor | None, Tensor | None, Tensor | None]:
+        """A function that says whether this product forms x's moment, and leaves for it."""
+        if not self.wants_inputs:
+            return None, None, None, None
+        if mask is not None or self.stack > 1 or use.rows.segments is not None:
+            return None, *_leaves(self.inputs, use, mask)
+        rows = use.rows.of_inputs
+        reader = self.readers.setdefault(rows, ProductReader(self, rows))
+        shared.merge(reader)
+        read = shared.of(use.x, reader, None)
+        return partial(shared.forms, read, reader), read.total, read.count_of(reader), None
+
+    def begin_pass(self, shared: SharedInputs) -> None:
         """Before a product: drop the sums if the gradients that came with them were dropped."""
-        if (
-            not in_backward()
-            and self.was_zeroed
-            and any(probe.total.grad is not None for probe in self._probes)
-        ):
+        if in_backward() or not self.was_zeroed:
+            return
+        for reader in self.readers.values():
+            shared.forget_sums_of(reader)
+        if any(probe.total.grad is not None for probe in self._probes):
             if self.taken and self.dropped is not None:
                 self.dropped()
             self.forget_sums()
@@ -236,3 +262,11 @@ class WatchedWeight:
         self.called, self.problem = False, None
         self.inputs.probes.clear()
         self.gradients.probes.clear()
+
+
+def _leaves(
+    probe: StackProbe, use: WeightUse, mask: Tensor | None
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Leaves for the moment and the numbers of rows of the matrices that a product uses."""
+    total, known, counted = probe.of(use.first, use.rows.matrices).leaves
+    return (total, known, None) if mask is None else (total, None, counted)

@@ -20,6 +20,7 @@ from gomuon.parameters.state import (
     Cut,
     EachCount,
     Entry,
+    FewNumbers,
     Memory,
     Scales,
     Side,
@@ -103,6 +104,8 @@ def checked_entry(key: str, value: Any, entry: Entry, target: CheckedParameter) 
         _check_side(what, value, entry, target)
     elif isinstance(entry, EachCount):
         _check_each_count(what, value, target)
+    elif isinstance(entry, FewNumbers):
+        _check_few(what, value, entry, target)
     return value
 
 
@@ -118,6 +121,15 @@ def _check_each_count(what: str, value: Tensor, target: CheckedParameter) -> Non
         raise ValueError(
             f"{what} is {here.tolist()} in the checkpoint, but its group has taken {target.step} "
             "steps; expected numbers from 0 to that"
+        )
+
+
+def _check_few(what: str, value: Tensor, entry: FewNumbers, target: CheckedParameter) -> None:
+    shape, tiling = tuple(value.shape), target.cut.tiling
+    blocks = tiling.blocks if tiling else shape[0] if shape else 1
+    if shape != (blocks, 1, entry.count):
+        raise ValueError(
+            f"{what} has shape {shape} in the checkpoint; expected {(blocks, 1, entry.count)}"
         )
 
 
@@ -150,7 +162,7 @@ def check_codes(entries: Mapping[str, Any], target: CheckedParameter) -> None:
 
 def check_numbers(key: str, value: Any, entry: Entry, target: CheckedParameter) -> None:
     """Raise a ValueError if a tensor holds values that training cannot produce."""
-    if not isinstance(entry, (Memory, Scales, Side)) or local(value).is_meta:
+    if not isinstance(entry, (Memory, FewNumbers, Scales, Side)) or local(value).is_meta:
         return
     what = f"{key} of {target.name!r}"
     here = local(value).detach()
@@ -188,8 +200,8 @@ def _dtypes(key: str) -> tuple[torch.dtype, ...]:
     return (*_FLOATING, torch.int8) if key == MOMENTUM else _FLOATING
 
 
-def _range(entry: Memory | Scales | Side) -> tuple[float, float]:
-    if isinstance(entry, Memory):
+def _range(entry: Memory | FewNumbers | Scales | Side) -> tuple[float, float]:
+    if isinstance(entry, (Memory, FewNumbers)):
         return entry.lowest, math.inf
     if isinstance(entry, Scales):
         return 0.0, math.inf

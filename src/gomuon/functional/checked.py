@@ -33,7 +33,9 @@ def polar(X: Tensor, method: PolarMethod = "svd") -> Tensor:
             "svd": UVᵀ of the compact SVD, the paper's choice. At rank deficiency it completes the
             null space to a semi-orthogonal matrix. Rounding decides which one.
             "canonical": the null space gives zero. Singular values below 32·ε·σ₁ count as zero,
-            because rounding can make them from a true zero. ε is the precision of X's dtype.
+            because rounding can make them from a true zero. ε is the precision of X's dtype. In
+            `matched_direction`, where maps amplify the source's roundoff, what they can make of it
+            counts as zero as well.
             "auto": "fast" for float32, "exact" for float64.
 
             "svd" and "canonical" use the float64 Gram matrix, which keeps more of the small

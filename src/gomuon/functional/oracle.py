@@ -14,7 +14,13 @@ from torch import Tensor
 from gomuon.functional import polar_express
 from gomuon.functional.block_diagonal import left_product, right_product
 from gomuon.functional.linalg import attempt, over_batch
-from gomuon.functional.polar_factor import PolarMethod, only_multiplies, polar
+from gomuon.functional.mapped_roundoff import MappedRoundoff
+from gomuon.functional.polar_factor import (
+    PolarMethod,
+    mapped_polar,
+    only_multiplies,
+    rank_of,
+)
 
 Maps = tuple[Tensor | None, Tensor | None]
 
@@ -29,7 +35,7 @@ def matched_direction(
 
     def direction(M: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor, Tensor]:
         C = preconditioned(M, left, right)  # (2), (12), (32)
-        Q = polar(C, polar_method)
+        Q = mapped_polar(C, polar_method, MappedRoundoff.of(M, left, right))
         return map_back(Q, left, right), rank_of(Q)  # (4), (13), (33)
 
     fast = only_multiplies(polar_method, M.dtype)
@@ -42,7 +48,14 @@ def inside_only_direction(
     M: Tensor, left: Tensor | None, right: Tensor | None, *, polar_method: PolarMethod = "svd"
 ) -> Tensor:
     """polar(P_B M P_A) without the map back; ⟨M, D⟩ may be negative, as in Equation (8)."""
-    return polar(preconditioned(M, left, right), polar_method)
+
+    def direction(M: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor]:
+        C = preconditioned(M, left, right)
+        return (mapped_polar(C, polar_method, MappedRoundoff.of(M, left, right)),)
+
+    return over_batch(direction, M, left, right, multiplies=only_multiplies(polar_method, M.dtype))[
+        0
+    ]
 
 
 def step_efficiency(
@@ -96,8 +109,3 @@ def roughly_preconditioned(X: Tensor, left: Tensor | None, right: Tensor | None)
         return preconditioned(X, left, right)
     P_B, P_A = (None if P is None else P.bfloat16() for P in (left, right))
     return preconditioned(X.bfloat16(), P_B, P_A).to(X.dtype)
-
-
-def rank_of(Q: Tensor) -> Tensor:
-    """The rank of a polar factor, [...]: its singular values are zero or one."""
-    return Q.square().sum(dim=(-2, -1)).round()

@@ -14,7 +14,7 @@ PANEL = 32  # columns that are taken one by one, after products with all earlier
 
 
 def orthonormalised(X: Tensor) -> Tensor:
-    """Q of X = QR for X [..., d, d], up to the signs of its columns: here R has none below zero.
+    """Q of X = QR for X [..., d, k], k ≤ d, up to the signs of its columns: R has none below zero.
 
     Blocked Gram–Schmidt. A panel of columns is made orthogonal to all earlier columns, and then its
     own columns to each other, one by one. If little is left of a column, rounding errors along the
@@ -23,23 +23,24 @@ def orthonormalised(X: Tensor) -> Tensor:
     direction of its own, and a fixed vector takes its place. So Q is orthonormal for a singular X
     as well, even for zero. If a matrix holds NaN or infinity, its Q is not finite.
     """
-    d, shape = X.shape[-1], X.shape
-    X = _unit_columns(X.reshape(-1, d, d))
+    k, shape = X.shape[-1], X.shape
+    X = _unit_columns(X.reshape(-1, *shape[-2:]))
     # A spare after each column.
-    columns = torch.stack([X, _unit_columns(_spares(X)).expand_as(X)], dim=-1).flatten(-2)
+    columns = torch.stack([X, _unit_columns(spread_numbers(X)).expand_as(X)], dim=-1).flatten(-2)
     Q = torch.empty_like(X, memory_format=torch.contiguous_format)
-    for begin in range(0, d, PANEL):
-        earlier, end = Q[..., :begin], min(begin + PANEL, d)
+    for begin in range(0, k, PANEL):
+        earlier, end = Q[..., :begin], min(begin + PANEL, k)
         panel = _one_by_one(_without(earlier, columns[..., 2 * begin : 2 * end]), spares=True)
         Q[..., begin:end] = _one_by_one(_without(earlier, panel))
     return Q.view(shape)
 
 
-def gram_schmidt_products(d: int) -> list[tuple[int, int, int]]:
+def gram_schmidt_products(d: int, columns: int | None = None) -> list[tuple[int, int, int]]:
     """The products [m, k]·[k, n] of `orthonormalised` for each matrix, as m, k and n."""
     shapes = []
-    for begin in range(0, d, PANEL):
-        width = min(PANEL, d - begin)
+    columns = d if columns is None else columns
+    for begin in range(0, columns, PANEL):
+        width = min(PANEL, columns - begin)
         for each in (2, 1):  # with and without spares
             shapes += _without_products(d, begin, each * width)
             for found in range(width):
@@ -87,13 +88,13 @@ def _unit_columns(X: Tensor) -> Tensor:
 _PRIME = 2**31 - 1
 
 
-def _spares(like: Tensor) -> Tensor:
-    """Pseudo-random numbers [d, d], the same on every device. A generator would have to be seeded.
+def spread_numbers(like: Tensor) -> Tensor:
+    """Pseudo-random numbers [d, k], the same on every device. A generator would have to be seeded.
 
     Squares of integers modulo a prime, over and over.
     """
-    k = torch.arange(1, like.shape[-1] + 1, device=like.device)
-    number = 65539 * k.unsqueeze(-1) + k
+    rows, columns = (torch.arange(1, size + 1, device=like.device) for size in like.shape[-2:])
+    number = 65539 * rows.unsqueeze(-1) + columns
     for _ in range(4):
         number = (number * number + 7) % _PRIME
     return number.to(like.dtype) / _PRIME - 0.5

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from gomuon.functional.linalg import TRIANGLE_FROM, has_float64, symmetric_result
+from gomuon.functional.mapped_roundoff import norm_bound, null_below
 
 Quintic = tuple[float, float, float]  # (a, b, c): Y ← aY + b(YYᵀ)Y + c(YYᵀ)²Y
 
@@ -196,22 +197,33 @@ def multiplies_bfloat16(device: torch.device) -> bool:
     return False
 
 
+# ---- as published ------------------------------------------------------------------------------
+
+
+def published_polar_express(X: Tensor, steps: int) -> Tensor:
+    """This many steps of Polar Express on X [b, m, n], with the scalings of its public code.
+
+    X is divided by 1.01‖X‖_F + 1e-7, and all quintics but the limit are those of Y/1.01, so that
+    rounding to bfloat16 would not take a singular value above one. Here products are in X's dtype.
+    """
+    tall = X.shape[-2] > X.shape[-1]
+    Y = X.mT if tall else X
+    Y = Y / (_MARGIN * torch.linalg.matrix_norm(Y, keepdim=True) + 1e-7)
+    scaled = chain(map(_with_margin, _POLAR_EXPRESS), repeat(_LIMIT))
+    for quintic in islice(scaled, steps):
+        small = _even_part(symmetric_result(Y, Y.mT), quintic)
+        Y = torch.baddbmm(Y, small, Y, beta=quintic[0])
+    return Y.mT if tall else Y
+
+
 # ---- exact -----------------------------------------------------------------------------------
 
-# The largest value, in units of ε·σ₁, that rounding can make from a zero singular value. Measured
-# on a GPT with LayerNorm, whose gradients lack one rank: at most 9 after the maps, in float32.
-_ROUNDOFF = 32
 # An odd quintic with p(0) = p'(0) = p'(1) = 0 and p(1) = 1. Values below .816 go to zero, values
 # above go to one.
 _SEPARATING: Quintic = (0.0, 2.5, -1.5)
 _SEPARATING_STEPS = 4
 _SEPARATED_AT = math.sqrt(2 / 3)
 _WIDE_STEPS = 8  # after these, singular values of 1e-5 have grown to .1, enough for float32
-
-
-def null_below(dtype: torch.dtype) -> float:
-    """Singular values below this share of the largest belong to the null space."""
-    return _ROUNDOFF * torch.finfo(dtype).eps
 
 
 @cache
@@ -225,19 +237,46 @@ def _steps_to_separation(floor: float) -> int:
     raise AssertionError("unreachable")
 
 
-def exact_by_products(X: Tensor, *, widens: bool = True) -> Tensor:
+@cache
+def _separated_after(steps: int) -> float:
+    """The singular value that this number of steps takes to the separation point.
+
+    Larger ones are above it, because after all steps of `_POLAR_EXPRESS` they are near one.
+    """
+    low, high = 0.0, _FLOOR
+    while high - low > 1e-6 * high:
+        sigma = middle = (low + high) / 2
+        for quintic in islice(_quintics(), steps):
+            sigma = _value(sigma, quintic)
+        low, high = (middle, high) if sigma < _SEPARATED_AT else (low, middle)
+    return high
+
+
+def exact_by_products(
+    X: Tensor, *, widens: bool = True, null_up_to: Tensor | None = None
+) -> Tensor:
     """Polar Express, then steps that set the null space to zero.
 
     If it `widens`, the first steps are in float64 where the device has it: a division in float32
-    would already have an error of ε·κ.
+    would already have an error of ε·κ. Singular values up to `null_up_to` [b] give zero as well,
+    as far as it is below `_FLOOR` of the largest; values up to twice as large may.
     """
     tall = X.shape[-2] > X.shape[-1]
     wide_steps = _WIDE_STEPS if widens and has_float64(X) else 0
     Y = X.mT if tall else X
     Y = _unit(Y.double() if wide_steps else Y)
+    share: Tensor | None = None
+    if null_up_to is not None:
+        share = (null_up_to / norm_bound(X).clamp_min(torch.finfo(X.dtype).tiny))[:, None, None]
     steps = _steps_to_separation(null_below(X.dtype))
     for step, quintic in enumerate(islice(_quintics(), steps)):
-        Y = _quintic_step(Y if step < wide_steps else Y.to(X.dtype), quintic, rescaled=step == 0)
+        Y = Y if step < wide_steps else Y.to(X.dtype)
+        moved = _quintic_step(Y, quintic, rescaled=step == 0)
+        if share is None or step < len(_POLAR_EXPRESS):
+            Y = moved
+        else:  # fewer steps leave larger values below the separation point
+            Y = torch.where(share < _separated_after(step), moved, Y)
+    Y = Y.to(X.dtype)
     for _ in range(_SEPARATING_STEPS):
         Y = _quintic_step(Y, _SEPARATING)
     return Y.mT if tall else Y

@@ -9,10 +9,12 @@ from torch import Tensor
 
 from gomuon.functional import linalg
 from gomuon.functional.linalg import decompose, identity_like, symmetric_product
-from gomuon.functional.polar_express import exact_by_products, fast_polar, null_below
+from gomuon.functional.mapped_roundoff import MappedRoundoff, null_below
+from gomuon.functional.polar_express import exact_by_products, fast_polar
+from gomuon.functional.polar_factor import mapped_polar, rank_of
 
 # After k squarings the estimate of λ_max is at most d^(1/2^(k+1)) too large: .1 % at d = 4096.
-_SQUARINGS = 12
+SQUARINGS = 12
 # Newton's iteration for an inverse doubles its digits once 2^k is larger than the condition number.
 _INVERSE_STEPS = 20
 
@@ -22,7 +24,7 @@ def largest_eigenvalue(S: Tensor) -> Tensor:
     tiny = torch.finfo(S.dtype).tiny
     logarithm: Tensor | float = 0.0
     share = 1.0
-    for _ in range(_SQUARINGS):
+    for _ in range(SQUARINGS):
         length = torch.linalg.matrix_norm(S, keepdim=True).clamp_min(tiny)
         S = S / length
         S = S @ S
@@ -40,6 +42,23 @@ def operator_norm(X: Tensor) -> Tensor:
     gram = symmetric_product(Y if tall else Y.mT)
     norm = largest_eigenvalue(gram).sqrt() * scale[..., 0, 0]
     return torch.where(scale[..., 0, 0] > 0, norm, 0.0)
+
+
+def leading_projector(S: Tensor) -> Tensor:
+    """The projector onto the leading eigenvector of symmetric positive semi-definite S [..., d, d].
+
+    By squaring: an eigenvalue λ₂ has the share (λ₂/λ₁)^4096, so that equal ones share. Its trace is
+    one; for S = 0 it is zero.
+    """
+    for _ in range(SQUARINGS):
+        S = _of_trace_one(S)
+        S = S @ S
+    return _of_trace_one(S)
+
+
+def _of_trace_one(S: Tensor) -> Tensor:
+    trace = S.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
+    return S * torch.where(trace > 0, trace.reciprocal(), 0.0)
 
 
 def eigenvalue_range(S: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,15 +99,21 @@ def _inverse_by_products(S: Tensor, largest: Tensor) -> Tensor:
     return X
 
 
-def nuclear_norm_and_rank(X: Tensor) -> tuple[Tensor, Tensor]:
+def nuclear_norm_and_rank(
+    X: Tensor, roundoff: MappedRoundoff | None = None
+) -> tuple[Tensor, Tensor]:
     """‖X‖_* and the numerical rank of X [..., m, n], both [...].
 
-    Singular values below `null_below` of the largest count as zero, as in `polar="exact"`.
+    What rounding may have made counts as zero, as in `polar="exact"`: singular values below
+    `null_below` of the largest, and of a mapped source [b, m, n] those below its `roundoff`.
     """
     if not linalg.decomposes_well(X.device):
-        Q = exact_by_products(X, widens=False)
-        return (X * Q).sum(dim=(-2, -1)), Q.square().sum(dim=(-2, -1)).round()
+        bound = None if roundoff is None else roundoff.bound()
+        Q = exact_by_products(X, widens=False, null_up_to=bound)
+        return (X * Q).sum(dim=(-2, -1)), rank_of(Q)
     sigma = singular_values(X)
+    if roundoff is not None:
+        return sigma.sum(-1).to(X.dtype), rank_of(mapped_polar(X, "canonical", roundoff))
     present = sigma > sigma.amax(-1, keepdim=True) * null_below(X.dtype)
     return sigma.sum(-1).to(X.dtype), present.sum(-1).to(X.dtype)
 

@@ -284,7 +284,7 @@ def ema_covariance(autocovariances: Tensor, beta: float, every: int = 1) -> Tens
 
 
 def sparse_noise_gain(beta: float, every: int, frequency: float) -> float:
-    """|G_K(ω)|²/|H₁(ω)|², how much more noise of frequency ω the sparse average lets through.
+    """`|G_K(ω)|²/|H₁(ω)|²`, how much more noise of frequency ω the sparse average lets through.
 
     G_K and H₁ are the transfer functions of the sparse and the per-step average. The gain is never
     below 1, so for any stationary noise the sparse average has the larger covariance: Equation (23)

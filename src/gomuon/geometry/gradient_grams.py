@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from gomuon.functional.factors import RootBatch, take_roots
+from gomuon.functional.linalg import identity_like
 from gomuon.geometry.base import Geometry, Group
 from gomuon.geometry.kept_bases import Prepared as Prepared
 from gomuon.geometry.kept_bases import Roots, renew_in_kept_bases
@@ -27,10 +27,13 @@ class GradientGrams(Geometry):
     Args:
         roots: what makes maps from Grams with this number of observations, and what is done to them
             first.
+        start: the name of the setting with the multiple of the identity that Grams start from;
+            None: they start from zero.
         description: one line for the table of methods.
     """
 
     roots: Roots
+    start: str | None = None
     description: str = "gradient Gram moments"
 
     entries: ClassVar[Entries] = {
@@ -64,7 +67,8 @@ class GradientGrams(Geometry):
     ) -> Sequence[Layer]:
         if due:
             for stack in stacks:
-                _observe_grams(stack, group["factor_decay"])
+                start = 0.0 if self.start is None else group[self.start]
+                _observe_grams(stack, group["factor_decay"], start)
         return ()
 
     def renew(self, due: Sequence[Layer], stacks: Sequence[Stack], group: Group) -> Sequence[Layer]:
@@ -101,12 +105,13 @@ def block_roots(stack: Stack, batch: RootBatch) -> list[Tensor | None]:
     return roots
 
 
-def _observe_grams(stack: Stack, beta: float) -> None:
-    """L ← βL + (1−β)GGᵀ, or a plain sum at β = 1."""
+def _observe_grams(stack: Stack, beta: float, start: float) -> None:
+    """L ← βL + (1−β)GGᵀ, or a plain sum at β = 1; L is start·I at first."""
     G = stack.G
     weight = 1.0 if beta == 1 else 1 - beta
     for side, gram in (("left", G @ G.mT), ("right", G.mT @ G)):
-        factor = stack.factor(f"{side}_factor", start=torch.zeros_like(gram))
+        first = (start * identity_like(gram)).expand_as(gram)
+        factor = stack.factor(f"{side}_factor", start=first)
         stack.remember(factor, factor.mul(beta).add_(gram, alpha=weight))
     for layer in stack.layers:
         layer.state["observations"] = layer.state.get("observations", 0) + 1

@@ -18,6 +18,7 @@ from gomuon.functional.linalg import (
     finite_factors,
     full_float32,
     guarded,
+    identity_like,
     widened,
 )
 from gomuon.functional.orthonormal import FIRST_STEPS, LATER_STEPS, eigenbasis
@@ -139,7 +140,7 @@ def _eigen(S: Tensor, start: Tensor | None, group: Group) -> tuple[Tensor, Tenso
         return values, V, finite_factors(V)
     found = guarded(_packed, S)
     fine = torch.tensor([one is not None for one in found], device=S.device)
-    instead = torch.cat([S.new_ones(1, S.shape[-1]), torch.eye(S.shape[-1]).to(S)])
+    instead = torch.cat([S.new_ones(1, S.shape[-1]), identity_like(S)])
     packed = torch.stack([instead if one is None else one for one in found])
     return packed[:, 0], packed[:, 1:], fine
 

@@ -12,7 +12,7 @@ import tyro
 from rich.console import Console
 
 from gomuon.lab import machine
-from gomuon.lab.experiments import catalogue, racing, tuning
+from gomuon.lab.experiments import catalogue, own_code, racing, tuning
 from gomuon.lab.experiments.plan import Plan, adapt
 from gomuon.lab.experiments.selection import EXPERIMENT, read_selection
 from gomuon.lab.flags import (
@@ -44,12 +44,14 @@ def race(
     task: OptionalText = "",
     optimizers: OptionalText = "",
     lr: OptionalText = "",
+    options: OptionalText = "",
     selection: OptionalPath = None,
     seeds: OptionalText = "",
     steps: OptionalInt = None,
     adamw_lr: OptionalFloat = None,
     shape: tyro.conf.OmitArgPrefixes[ModelShape] = SHAPE,
     timing: Flag = False,
+    target: OptionalFloat = None,
     jobs: OptionalInt = None,
     threads: OptionalInt = None,
     data_dir: OptionalPath = None,
@@ -57,23 +59,28 @@ def race(
 ) -> None:
     """Race optimizers against each other, from the same initial parameters on the same data.
 
-    Without arguments: Go-MUON, Muon and AdamW learn modular addition, which takes two or three
-    minutes on two cores and downloads nothing. You can stop it at any time: the same command
-    continues.
+    Without arguments: Go-MUON, Muon and AdamW learn modular addition on five seeds, which takes a
+    quarter of an hour on two cores and downloads nothing; --seeds 0 takes three minutes. You can
+    stop it at any time: the same command continues.
 
     Args:
-        task: grokking (modular addition, the default), ptb or shakespeare.
+        task: grokking (modular addition, the default), ptb, shakespeare and others (docs/tasks.md);
+            or a class of your own, as package.module:Class or path/to/file.py:Class (docs/own.md).
         optimizers: Names separated by commas. Default: go-muon,muon,adamw. The first is compared
-            with each of the others. gomuon methods lists all names.
+            with each of the others. gomuon methods lists all names; a class of torch's kind is
+            named like a task, such as torch.optim:Muon.
         lr: Peak rates of the matrices, such as go-muon=.08,muon=.16; others keep their default.
+        options: Further keywords, such as go-muon.refresh_every=8,torch.optim:Muon.nesterov=False.
         selection: A selection.json, written by gomuon tune or reproduce. Task, optimizers, model,
             rates and momenta come from it unless given here.
-        seeds: Such as 0,1,2 or 0-2; all optimizers run on every seed. Default: 0; with a selection
-            the first seed that it did not use.
+        seeds: Such as 0,1,2 or 0-2; all optimizers run on every seed. Default: 0-4; with a
+            selection the first five seeds that it did not use.
         steps: Updates per run. Default: the task's own number; with fewer than half of it, results
             are labelled "quick".
         adamw_lr: Peak rate of embeddings, norms and vectors. Default: 1e-2 for grokking, else 3e-3.
         timing: At the end, measure the step times of all optimizers in turn.
+        target: A loss, declared before the race; the report compares the updates to reach it. On
+            tasks with held-out data it is a validation loss.
         jobs: Runs at the same time. Default: one per core.
         threads: Threads per run. Default: the cores divided by the jobs.
         data_dir: Folder with the corpora. Default: GOMUON_DATA, else the cache, else download.
@@ -87,14 +94,16 @@ def race(
         task,
         optimizers or racing.OPTIMIZERS,
         rates=lr,
+        options=options,
         seeds=seeds,
         steps=steps,
         adamw_lr=adamw_lr,
         selection=picked,
         timing=timing,
+        target=target,
         **shape.as_dict(),
     )
-    folder = out or Path("runs") / f"race-{task}{'' if picked is None else '-tuned'}"
+    folder = out or Path("runs") / f"race-{own_code.slug(task)}{'' if picked is None else '-tuned'}"
     jobs, threads = jobs_and_threads(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
     carry_out(adapt(plan, threads=threads), folder, jobs, data_dir)
 
@@ -105,6 +114,7 @@ def tune(
     grid: OptionalInt = None,
     ratio: float = tuning.RATIO,
     rates: OptionalText = "",
+    options: OptionalText = "",
     momenta: OptionalText = "",
     seeds: str = "0",
     steps: OptionalInt = None,
@@ -122,11 +132,13 @@ def tune(
     gomuon race --selection. You can stop it at any time: the same command continues.
 
     Args:
-        task: grokking (modular addition), ptb or shakespeare.
-        optimizers: Names separated by commas; gomuon methods lists all names.
+        task: grokking (modular addition), ptb, shakespeare and others (docs/tasks.md); or a class
+            of your own, as package.module:Class or path/to/file.py:Class (docs/own.md).
+        optimizers: Names separated by commas; gomuon methods lists all names. Classes as for race.
         grid: Number of rates per method, around its default rate. Default: 5, or as in --rates.
         ratio: Each rate divided by the next lower one.
         rates: Your own rates, such as go-muon=.02/.04/.08,muon=.01/.02/.04; as many for each.
+        options: Further keywords, such as go-muon.refresh_every=8, for all rates of a method.
         momenta: Such as .8,.95; tried with every rate of the methods that have a momentum. Methods
             without one get the same number of candidates from a finer grid.
         seeds: Such as 0,1,2 or 0-2; the statistic is averaged over them.
@@ -144,13 +156,14 @@ def tune(
         grid=grid,
         ratio=ratio,
         rates=rates,
+        options=options,
         momenta=momenta,
         seeds=seeds,
         steps=steps,
         adamw_lr=adamw_lr,
         **shape.as_dict(),
     )
-    folder = out or Path("runs") / f"tune-{task}"
+    folder = out or Path("runs") / f"tune-{own_code.slug(task)}"
     parallel, each = jobs_and_threads(len(plan.arms) * len(plan.seeds), jobs, threads, folder)
     plan = adapt(plan, threads=each)
     if dry_run:

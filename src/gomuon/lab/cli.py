@@ -55,7 +55,7 @@ def data(
     """Show which corpora are present; download missing ones by name, or all with --fetch.
 
     Args:
-        names: ptb, shakespeare; these are downloaded if they are missing.
+        names: ptb, ptb-valid, shakespeare; these are downloaded if they are missing.
         fetch: Download every corpus that is missing.
         data_dir: Folder with the corpora. Default: GOMUON_DATA, else the cache, else download.
     """

@@ -21,6 +21,7 @@ class Crashed(Exception):
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> LabError:
     """The error for an unknown name: it suggests the nearest known name, or lists all of them."""
     names = sorted(known)
-    nearest = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
-    hint = f"did you mean {nearest[0]!r}?" if nearest else f"known: {', '.join(names)}"
+    lower = {known.lower(): known for known in names}
+    nearest = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    hint = f"did you mean {lower[nearest[0]]!r}?" if nearest else f"known: {', '.join(names)}"
     return LabError(f"unknown {kind} {name!r}; {hint}")

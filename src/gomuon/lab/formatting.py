@@ -34,6 +34,21 @@ def interval(low: float, high: float, decimals: int = 5) -> str:
     return f"{signed(low, decimals)} to {signed(high, decimals)}"
 
 
+def percents(low: float, high: float, decimals: int = 2) -> str:
+    """An interval of fractions in per cent."""
+    if not (math.isfinite(low) and math.isfinite(high)):
+        return ABSENT
+    low, high = min(low, high), max(low, high)
+    return f"{signed(100 * low, decimals)} to {percent(high, decimals)}"
+
+
+def p_value(value: float) -> str:
+    """A p-value with two digits, which are all that few seeds give."""
+    if not math.isfinite(value):
+        return ABSENT
+    return "< .001" if value < 0.001 else f"{value:.2g}".replace("0.", ".", 1)
+
+
 def step(value: int | float | None) -> str:
     return ABSENT if value is None or not math.isfinite(value) else f"{value:,.0f}"
 
@@ -53,6 +68,16 @@ def window(bounds: tuple[int, int]) -> str:
 def listing(items: list[str]) -> str:
     """Joined as in "a, b and c"."""
     return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def pairs(names: list[tuple[str, str]]) -> tuple[str, list[str]]:
+    """How rows for pairs (control, candidate) are headed and named.
+
+    If all have one candidate the head names it, so that the rows stay short.
+    """
+    if len({candidate for _, candidate in names}) == 1 and len(names) > 1:
+        return f"{names[0][1]} against", [control for control, _ in names]
+    return "pair", [f"{candidate} − {control}" for control, candidate in names]
 
 
 def many(count: int, noun: str) -> str:

@@ -19,7 +19,7 @@ from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.side_forms import LEFT, RIGHT
 from gomuon.parameters.stacks import Stack
-from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.recipe import OfficialCode, Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     CAPTURE,
@@ -176,6 +176,20 @@ RECIPE = Recipe(
     },
     formula="D = V_B[(V_Bᵀ G V_A)/(λ_B λ_Aᵀ + damping)]V_Aᵀ, clipped to a KL budget, then momentum",
     origin="Martens & Grosse 2015; numbers of gpauloski/kfac-pytorch",
+    official=(
+        OfficialCode(
+            "gpauloski/kfac-pytorch, kfac/preconditioner.py",
+            commit="dae45024c9d86872d1ba6b6f011ca86aac84aee9",
+            ours={"loss_reduction": "sum"},
+            theirs="torch.optim.SGD(lr=0.1, momentum=0.9) after it",
+        ),
+    ),
+    departures=(
+        'By default (`loss_reduction="mean"`) output gradients are multiplied by the number of '
+        "rows that the loss averages over; kfac-pytorch takes them as they come.",
+        "Factors of convolutions are means over positions; kfac-pytorch divides inputs and output "
+        "gradients by their number once more.",
+    ),
     joins_bias=True,
     work=StepWork(
         _step_work,
@@ -200,6 +214,10 @@ class KFAC(MatrixOptimizer):
     on accelerators and "eigh" on the CPU. With any orthonormal basis and positive values the step's
     map is positive definite, and eigenvectors of nearly equal eigenvalues hardly change it if they
     are mixed.
+
+    `loss_reduction="sum"` takes output gradients as they come, as kfac-pytorch does. It is not the
+    default, because B would then shrink with the square of the batch, and `damping` would mean
+    something else for every batch size.
     """
 
     recipe = RECIPE

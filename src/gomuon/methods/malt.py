@@ -6,8 +6,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gomuon.functional.oracle import rank_of
-from gomuon.functional.polar_factor import polar
+from gomuon.functional.oracle import matched_direction
 from gomuon.geometry.base import Geometry
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.layers import Layer
@@ -48,9 +47,8 @@ class RowColumnNorms(Geometry):
 def matched_polar_diagonal(X: Tensor, stack: Stack, group: Group) -> Tensor:
     """D = P_B·polar(P_B X P_A)·P_A with diagonal maps; grafted if `graft` is set."""
     left, right = stack.map("left_scale"), stack.map("right_scale")
-    both = torch.ones_like(X) if left is None or right is None else left * right
-    Q = polar(both * X, group["polar"])
-    return grafted(both * Q, rank_of(Q), group)
+    D, rank = matched_direction(X, left, right, polar_method=group["polar"])
+    return grafted(D, rank, group)
 
 
 def _kept(x: Matrices, group: Group) -> Kept:

@@ -10,7 +10,7 @@ from gomuon.functional.product_roots import product_root
 from gomuon.geometry.gradient_grams import GradientGrams, Prepared
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
-from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.recipe import OfficialCode, Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     MUON,
@@ -108,6 +108,12 @@ RECIPE = Recipe(
     },
     formula="Q = polar(P_L M̂ P_R), D = P_L Q P_R at ‖Q‖_F;  P = (trace-normalised Gram)^−⅛",
     origin="Anti-Entrophic/Mousse, with the exact polar",
+    official=(
+        OfficialCode(
+            "Anti-Entrophic/Mousse, dion/dion/mousse.py",
+            commit="d00c1bf17790fbe56424ee5567cce80d8e75f4b2",
+        ),
+    ),
     work=StepWork(
         _step_work,
         observe=gram_work,

@@ -2,7 +2,7 @@
 
 from gomuon.geometry.base import Geometry
 from gomuon.optimizer import MatrixOptimizer
-from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.recipe import OfficialCode, Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import PAPER, lerp_momentum, muon_scale, plain_polar, rate
 from gomuon.recipes.work import StepWork, plain_polar_work
@@ -16,6 +16,13 @@ RECIPE = Recipe(
     settings={**rate(0.02), **PAPER},
     formula="D = polar(M̂)",
     origin="KellerJordan/Muon; exact polar and momentum .8 as the paper's control",
+    official=(
+        OfficialCode(
+            "KellerJordan/Muon, muon.py",
+            commit="1430c3495b60613a6bb6f035ef38456529443a14",
+            ours={"momentum": 0.95},
+        ),
+    ),
     work=StepWork(plain_polar_work),
 )
 

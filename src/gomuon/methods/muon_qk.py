@@ -19,7 +19,7 @@ from gomuon.parameters.layers import Layer
 from gomuon.parameters.specs import LayerSpec
 from gomuon.parameters.stacks import Stack, group_by_key
 from gomuon.parameters.state import Entries, Side
-from gomuon.recipes.recipe import ModelUse, Recipe
+from gomuon.recipes.recipe import ModelUse, OfficialCode, Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     PAPER,
@@ -165,6 +165,11 @@ RECIPE = Recipe(
     formula="ΔQ_h = ½·polar(M̂_h C⁻¹)·C⁻¹, C² = K_hᵀK_h + λI, and keys likewise; Muon elsewhere",
     origin=(
         "our interpretation of the paper's Tiny Shakespeare control, after microsoft/dion's branch"
+    ),
+    official=(OfficialCode("microsoft/dion, branch jcl/cm-on-pin", ours=None),),
+    departures=(
+        "Only its partner metric is taken from that branch; momentum, length and all other "
+        "matrices are those of `Muon`.",
     ),
     model_use=ModelUse(
         specs=_specs,

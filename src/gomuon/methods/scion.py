@@ -1,5 +1,6 @@
 """Scion: the linear minimisation oracle of one norm for hidden layers, of another for the head."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,9 +11,10 @@ from gomuon.functional.polar_factor import polar
 from gomuon.geometry.base import Geometry
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.groups import groups_of
+from gomuon.parameters.layers import Layer
 from gomuon.parameters.routing import RoutingTable
 from gomuon.parameters.stacks import Stack
-from gomuon.recipes.recipe import ModelUse, Recipe
+from gomuon.recipes.recipe import ModelUse, OfficialCode, Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     MUON,
@@ -35,8 +37,23 @@ def polar_or_sign(X: Tensor, stack: Stack, group: Group) -> Tensor:
 
 
 def radius_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
-    """D times the radius of the norm ball, and times √(m/n) if the norm is spectral."""
-    return group["radius"] * (1.0 if group["norm"] == "sign" else aspect(D, clipped=False)) * D
+    """D times the radius of the norm ball, and if the norm is spectral, times √(out/in)/k².
+
+    k² is the number of elements of a convolution's kernel, otherwise one: then that is √(m/n).
+    """
+    if group["norm"] == "sign":
+        return group["radius"] * D
+    lengths = [kernel_factor(layer) for layer in stack.layers for _ in range(layer.blocks)]
+    D = D if set(lengths) == {1.0} else D.new_tensor(lengths).view(-1, 1, 1) * D
+    return group["radius"] * aspect(D, clipped=False) * D
+
+
+def kernel_factor(layer: Layer) -> float:
+    """√(out/in)/k² over √(m/n): an input (transposed: an output) channel has k² of the columns."""
+    if layer.spec.stack:
+        return 1.0
+    kernel = math.prod(layer.own_shape[2:])
+    return float(kernel ** (-1.5 if layer.spec.transposed else -0.5))
 
 
 def rms_or_sign(D: Tensor, stack: Stack, group: Group) -> Tensor:
@@ -90,14 +107,25 @@ RECIPE = Recipe(
     decay=constrained_or_decayed,
     settings={
         **rate(1e-3),
-        **with_defaults(MUON, momentum=0.9, nesterov=False),
-        "constrained": Setting(False, FLAG),
+        **with_defaults(MUON, momentum=0.0, nesterov=False),
+        "constrained": Setting(True, FLAG),
         "radius": Setting(1.0, NOT_NEGATIVE),
         "head_radius": Setting(1.0, NOT_NEGATIVE),
         "norm": Setting("spectral", one_of("spectral", "sign")),
     },
     formula="D = radius·√(m/n)·polar(M); sign(M)/n for the output head",
     origin="LIONS-EPFL/scion; its momentum is our 1 − β",
+    official=(
+        OfficialCode(
+            "LIONS-EPFL/scion, scion.py",
+            commit="a86f93e67d052068cc83f769ad0b833c867280fc",
+            theirs='norm="Sign" in the head\'s group, and momentum=1 − ours',
+        ),
+    ),
+    departures=(
+        "Biases, norms and embeddings are updated by AdamW, and nothing is initialised anew.",
+        "Each group of a grouped convolution is a matrix of its own.",
+    ),
     model_use=ModelUse(route=_head_as_matrix, groups=_head_in_its_own_group),
     work=StepWork(_step_work),
 )
@@ -108,7 +136,11 @@ class Scion(MatrixOptimizer):
     """Scion: the LMO of the spectral norm for hidden layers, of the sign norm for the head.
 
     `constrained=True` multiplies the weights by 1 − lr, which keeps them in the norm ball. `radius`
-    and `head_radius` are the radii of the two balls. Bare parameters all count as hidden layers.
+    and `head_radius` are the radii of the two balls. Convolutions with a k × k kernel have the
+    length √(out/in)/k². Bare parameters all count as hidden layers.
+
+    As in the public code, steps are constrained and without momentum by default; its examples set a
+    `momentum` of .9.
     """
 
     recipe = RECIPE

@@ -11,7 +11,7 @@ from gomuon.geometry.rotating_basis import RotatingBasis
 from gomuon.intervals import Rotated
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
-from gomuon.recipes.recipe import Recipe
+from gomuon.recipes.recipe import OfficialCode, Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import ROOTS, STATE, Clock, Group, rate
 from gomuon.recipes.work import (
@@ -147,6 +147,9 @@ RECIPE = Recipe(
     },
     formula="D = Q_L[(Q_Lᵀ M Q_R)/(√v + ε)]Q_Rᵀ, v the average of (Q_Lᵀ G Q_R)²",
     origin="Vyas et al. 2024, nikhilvyas/SOAP",
+    official=(
+        OfficialCode("nikhilvyas/SOAP, soap.py", commit="f42d296cb4146a67fbe811371e6badb9a39cc54d"),
+    ),
     observes_first=1,
     work=StepWork(
         _step_work,

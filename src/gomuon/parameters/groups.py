@@ -82,7 +82,7 @@ def with_groups(
 
 def _decay(group: Group, parameter: Tensor) -> float:
     of_adamw = group["treatment"] == "auto" and not is_matrix(group, parameter)
-    return float(group["adamw"]["weight_decay"] if of_adamw else group["weight_decay"])
+    return float(group["adamw"]["weight_decay"] if of_adamw else group.get("weight_decay", 0.0))
 
 
 def names_of_model(params: Any, groups: Sequence[Group], model: nn.Module | None) -> Any:

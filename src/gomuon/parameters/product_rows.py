@@ -114,6 +114,11 @@ class ProductRows:
     sampling: Sampling = ALL_ROWS
 
     @property
+    def of_inputs(self) -> tuple[object, ...]:
+        """What `inputs` depends on: two products with one x and equal values have equal rows."""
+        return self.arrange_inputs, self.inputs_piece, self.sampling
+
+    @property
     def _each(self) -> LinearRows:
         return LinearRows(self.sampling)
 

@@ -1,6 +1,6 @@
 """Rates of a parameter group: the matrices' `lr`, and AdamW's beside it."""
 
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 Group = Mapping[str, Any]
@@ -46,3 +46,28 @@ def add_base_rate(group: MutableMapping[str, Any], default: float) -> None:
 def has_one_rate(group: Group, defaults: Group) -> bool:
     """Whether one rate is meant for all parameters: matrices are scaled as AdamW is."""
     return bool(group.get("lr_scale", defaults.get("lr_scale")) == "adamw")
+
+
+def one_rate_written_into_all(groups: Sequence[Group]) -> str | None:
+    """A warning if a loop has replaced different rates by one, as nanoGPT's does; None if not.
+
+    Only in the first steps: later a schedule may have brought all rates to one small one.
+    """
+    rates = {group["lr"] for group in groups if isinstance(group["lr"], int | float)}
+    bases = {group["base_lr"] for group in groups}
+    if len(groups) < 2 or groups[0]["step"] >= _FIRST_STEPS or len(rates) != 1 or len(bases) == 1:
+        return None
+    if not any(rates) or not all(isinstance(group["lr"], int | float) for group in groups):
+        return None
+    kinds = {"matrix": "matrices", "adamw": "AdamW's part", "auto": "bare parameters"}
+    made = {f"{group['base_lr']:g} for {kinds[group['treatment']]}": None for group in groups}
+    ways = "scale each group's own rate by one factor, as torch's schedulers do"
+    if "lr_scale" in groups[0]:
+        ways = f'pass lr_scale="adamw", with which one rate of AdamW\'s is right for all; or {ways}'
+    return (
+        f"all parameter groups now have the rate {rates.pop():g}, but they were made with "
+        f"{', '.join(made)}. If your loop writes one rate into all groups, {ways}"
+    )
+
+
+_FIRST_STEPS = 10

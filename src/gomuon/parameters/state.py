@@ -65,12 +65,21 @@ class Scales:
 
 
 @dataclass(frozen=True)
+class FewNumbers:
+    """A few numbers for every block, blocks × 1 × `count`. They are kept as computed."""
+
+    count: int = 1
+    lowest: float = -math.inf
+
+
+@dataclass(frozen=True)
 class Side:
     """A tensor for the left (0) or the right (1) side of the matrices.
 
     Attributes:
         side: 0 for left, 1 for right.
         form: "matrix" is d × d, "values" is d, "diagonal" is d × 1 on the left, 1 × d on the right.
+            "columns" is d × k for some k ≤ d.
         one_for: "block": one for every block. "strip": one for every strip of blocks with the same
             rows (on the right side: the same columns). "either": both are allowed.
         numbers: the allowed values. "cosines" are in [-1, 1], as in an orthonormal basis.
@@ -82,7 +91,7 @@ class Side:
     """
 
     side: int
-    form: Literal["matrix", "values", "diagonal"] = "matrix"
+    form: Literal["matrix", "values", "diagonal", "columns"] = "matrix"
     one_for: Literal["block", "strip", "either"] = "block"
     numbers: Literal["any", "not negative", "cosines", "semidefinite", "definite"] = "any"
     cut: bool = False
@@ -103,6 +112,8 @@ class Side:
     def lengths(self, shape: Shape) -> tuple[int, int]:
         """The least and the greatest length that a side of this shape may have; (0, 0) for none."""
         last = shape[1:]
+        if self.form == "columns":
+            return (last[0], last[0]) if len(last) == 2 and 1 <= last[1] <= last[0] else (0, 0)
         if last and last == self._last(d := max(last)):
             return d, d
         if self.cut and self.form == "matrix" and last == self._diagonal(max(last, default=0)):
@@ -122,13 +133,13 @@ class Side:
     def _last(self, d: int) -> Shape:
         if self.form == "diagonal":
             return self._diagonal(d)
-        return (d, d) if self.form == "matrix" else (d,)
+        return (d,) if self.form == "values" else (d, d)
 
     def _diagonal(self, d: int) -> Shape:
         return (1, d) if self.side else (d, 1)
 
 
-Entry = Count | EachCount | Steps | Memory | Scales | Side
+Entry = Count | EachCount | Steps | Memory | Scales | FewNumbers | Side
 Entries = Mapping[str, Entry]
 
 
@@ -164,7 +175,7 @@ def wide_entries(entries: Entries) -> frozenset[str]:
     return frozenset(
         name
         for name, entry in entries.items()
-        if isinstance(entry, EachCount) or (isinstance(entry, Side) and entry.wide)
+        if isinstance(entry, (EachCount, FewNumbers)) or (isinstance(entry, Side) and entry.wide)
     )
 
 

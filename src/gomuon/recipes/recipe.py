@@ -112,7 +112,9 @@ class Recipe:
     @property
     def has_geometry(self) -> bool:
         """Whether it has maps, however simple, that are renewed by its clock."""
-        return type(self.geometry) is not Geometry
+        made = ("refresh", "observe", "renew", "after")
+        kind = type(self.geometry)
+        return any(getattr(kind, name) is not getattr(Geometry, name) for name in made)
 
     @property
     def defaults(self) -> dict[str, Any]:
@@ -123,13 +125,14 @@ class Recipe:
         """Raise a TypeError for a setting this method does not have."""
         for name in settings:
             if name not in self.settings:
-                near = difflib.get_close_matches(name, self.settings, n=1)
-                hint = (
-                    f"; did you mean {near[0]!r}?"
-                    if near
-                    else f"; it has {', '.join(self.settings)}"
-                )
-                raise TypeError(f"{self.name} has no setting {name!r}{hint}")
+                raise TypeError(f"{self.name} has no setting {name!r}{self._hint(name)}")
+
+    def _hint(self, unknown: str) -> str:
+        """What a name that is no setting was probably meant to be."""
+        if unknown in ADAMW_DEFAULTS:  # as when torch.optim.AdamW is replaced
+            return f"; for what AdamW updates, pass adamw={{{unknown!r}: …}}"
+        near = difflib.get_close_matches(unknown, self.settings, n=1)
+        return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(self.settings)}"
 
     def preset(self, name: str | None) -> Mapping[str, Any]:
         """The settings of a preset; none for None.
@@ -154,11 +157,11 @@ class Recipe:
             ValueError: a value is out of range, or the preset is unknown.
         """
         self.check_known(given)
+        chosen = {**self.defaults, **self.preset(preset)}
         values = {
-            **self.defaults,
-            **self.preset(preset),
+            **chosen,
             **given,
-            "lr": self.settings["lr"].default if lr is None else lr,
+            "lr": chosen["lr"] if lr is None else lr,
             "adamw": adamw if adamw is not None else {},
             **common,
         }

@@ -57,23 +57,35 @@ Scale = Callable[[Tensor, Stack, Group], Tensor]
 class Clock:
     """When factors are observed and when maps are renewed.
 
-    Each attribute is the name of the setting with the interval; None means every step. If the
-    interval of the statistics is None in a group, factors are observed when maps are renewed.
+    Attributes:
+        statistics: the name of the setting with the interval of observations; None: every step. If
+            this setting is None in a group, factors are observed when maps are renewed.
+        maps: the name of the setting with the interval of renewals; None: every step.
+        at: the name of the setting that says at which step of an interval: "first", or "last", so
+            that nothing is observed or renewed before step K. None: at the first.
     """
 
     statistics: str | None = None
     maps: str | None = None
+    at: str | None = None
 
     def observes(self, group: Group, turn: Turn = TOGETHER) -> bool:
         """Whether the step `group["step"]` observes the factors of layers with this turn."""
         every = None if self.statistics is None else group[self.statistics]
         if self.statistics is not None and every is None:
             return self.renews(group, turn)
-        return every is None or _is_due(group["step"], every, turn)
+        return every is None or _is_due(self._position(group), every, turn)
 
     def renews(self, group: Group, turn: Turn = TOGETHER) -> bool:
         """Whether the step `group["step"]` renews the maps of layers with this turn."""
-        return self.maps is None or _is_due(group["step"], group[self.maps], turn)
+        return self.maps is None or _is_due(self._position(group), group[self.maps], turn)
+
+    def ahead(self, group: Group) -> int:
+        """1 if refreshes come a step earlier than t mod K = 0, at the last step of each K."""
+        return int(self.at is not None and group[self.at] == "last")
+
+    def _position(self, group: Group) -> int:
+        return int(group["step"]) + self.ahead(group)
 
     def adaptive(self, group: Group) -> Adaptive | None:
         """The interval between two renewals, if each unit of layers finds its own."""
@@ -85,10 +97,10 @@ EVERY_STEP = Clock()
 _NOT_MEASURED = math.inf
 
 
-def _is_due(step: int, every: Interval, turn: Turn) -> bool:
+def _is_due(position: int, every: Interval, turn: Turn) -> bool:
     """t mod K = ⌊phase·K⌋, the condition of Equation (27), with the layer's own K if it has one."""
     K = steps_between(every, turn)
-    return step % K == int(turn.phase * K)
+    return position % K == int(turn.phase * K)
 
 
 class NextIntervals:
@@ -229,6 +241,11 @@ def ratio_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
     return aspect(D, clipped=group["aspect"] == "max") * D
 
 
+def aspect_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
+    """√(m/n)·D, which for a polar factor is one in the operator norm between root mean squares."""
+    return aspect(D, clipped=False) * D
+
+
 def rms_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
     """.2√max(m, n)·D: with ‖D‖_F = √rank an RMS of .2√(rank/min(m, n)), at full rank AdamW's .2."""
     return ADAMW_RMS * math.sqrt(max(D.shape[-2:])) * D
@@ -317,6 +334,9 @@ CAPTURE: Settings = {
     **OFFLOAD,
     **SUMS,
 }
+# At which step of an interval layers refresh, see `Clock.at`.
+AT_FIRST: Settings = {"refresh_at": Setting("first", one_of("first", "last"))}
+AT_LAST: Settings = with_defaults(AT_FIRST, refresh_at="last")
 ROOTS: Settings = {"roots": Setting("auto", ROOT_METHOD)}
 CURVATURE: Settings = {
     **CAPTURE,

@@ -160,7 +160,8 @@ def test_intervals_are_those_of_the_recipes_and_packages() -> None:
     assert [found[f"go-muon-{K}"] for K in (1, 4, 16)] == [1, 4, 16]
     assert found["soap"] == found["shampoo"] == found["mousse"] == found["mousse-fast"] == 10
     assert found["muon"] == found["kfac"] == found["muon-fast"] == 1
-    assert (found["kfac-muon"], found["newton-muon"]) == (50, 32)
+    assert (found["kfac-muon"], found["matched-kfac"]) == (20, 50)
+    assert found["newton-muon"] == 32
     found |= {name: arm.interval for name, arm in arms_by_name().items() if arm.interval}
     for package, name, key in (
         ("heavyball", "SOAP", "precondition_frequency"),

@@ -99,6 +99,7 @@ def test_one_rank_holds_what_the_real_optimizer_holds(name: str) -> None:
         optimizer.zero_grad()
         model(torch.randint(0, 65, (2, 16))).logsumexp(-1).mean().backward()
         optimizer.step()
+    assert isinstance(optimizer, torch.optim.Optimizer)
     assert predicted.state.largest == kept_bytes(optimizer)
 
 
@@ -114,6 +115,7 @@ def test_narrow_state_is_what_the_real_optimizer_holds(
         optimizer.zero_grad()
         model(torch.randint(0, 65, (2, 16))).logsumexp(-1).mean().backward()
         optimizer.step()
+    assert isinstance(optimizer, torch.optim.Optimizer)
     assert figures["state"]["largest"] == kept_bytes(optimizer)
     assert not figures["offloaded"]["largest"]
 
@@ -334,7 +336,7 @@ def test_bad_input_is_one_line(
 
 def test_the_committed_page_has_the_figures_of_today() -> None:
     text = DOCS.read_text(encoding="utf-8")
-    assert scaling_page.renewed(text) == text, "run: make docs"
+    assert scaling_page.renewed(text) == text, "run: make pages"
     assert re.findall(r"^### (\S+):", text, re.MULTILINE) == [
         name for name, *_ in scaling_page.SHOWN
     ]

@@ -97,7 +97,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     ("GoMuon", {"alpha": (0.0, 0.25)}),
     ("GoMuon", {"token_stride": 2}),
     ("KFAC", {}),
-    ("KFACMuon", {"reduce": False}),
+    ("MatchedKFAC", {"reduce": False}),
     ("NewtonMuon", {}),
     ("Muon", {}),
     ("Shampoo", {}),
@@ -124,7 +124,7 @@ def test_every_operation_and_every_byte_is_predicted(
 @pytest.mark.parametrize("settings", [{"rows": 7}, {"rows": 7, "reduce": True}])
 def test_rows_are_bounded_for_each_matrix(settings: dict[str, Any]) -> None:
     """Not of experts: these have as many rows as happen to choose them."""
-    check_every_operation_and_byte("KFACMuon", CASES["functions"], settings)
+    check_every_operation_and_byte("MatchedKFAC", CASES["functions"], settings)
 
 
 def test_what_weights_of_functions_read() -> None:

@@ -20,8 +20,10 @@ def test_names_are_the_recipes_and_their_variants() -> None:
     with pytest.raises(LabError, match="did you mean 'go-muon'"):
         optimizers.find("gomuon")
     spelled = "muon kfac shampoo soap mousse fismo go-muon newton-muon muon-squared malt muon-plus"
-    spelled += " muon-eq scion kfac-muon muon-qk halfspace soap-muon kl-shampoo klsoap"
-    spelled += " singd qsd go-muon-input go-muon-output muon-heads"
+    spelled += " muon-eq scion kfac-muon matched-kfac muon-qk halfspace moonlight"
+    spelled += " polar-express-muon nor-muon ada-muon sa-muon muon-hyperball dion"
+    spelled += " modular-norm gluon soap-muon kl-shampoo klsoap singd qsd"
+    spelled += " go-muon-input go-muon-output muon-heads"
     assert optimizers.names() == ["adamw", "gauss-newton", *spelled.split()]
     assert [optimizers.default_rate(n, "ptb") for n in ("muon-heads", "adamw")] == [0.02, 3e-3]
     assert [optimizers.default_rate(n, "grokking") for n in ("muon-heads", "adamw")] == [0.16, 0.01]

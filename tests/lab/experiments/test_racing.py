@@ -16,11 +16,22 @@ def test_race_plans_take_what_is_typed() -> None:
     assert plan.seeds == (3, 4, 5, 8)
     assert plan.comparisons == (("adamw", "go-muon"),)
     assert plan.timing == ()
+    assert racing.race_plan("ptb", "muon").seeds == (0, 1, 2, 3, 4)
+    assert racing.race_plan("ptb", "muon").target is None
+    aimed = racing.race_plan("ptb", "muon", target=1.5).declaration()
+    assert aimed["target"] == 1.5
     assert racing.race_plan("ptb", "muon,soap", timing=True).timing == ("muon", "soap")
     config = plan.config(plan.arms[0], 3, 0.08)
     assert (config.modulus, config.width, config.hidden, config.steps) == (11, 8, 192, 7)
     assert config.adamw_lr == 0.01
     assert racing.race_plan("ptb", "muon").config(plan.arms[0], 0, 0.02).adamw_lr == 0.003
+
+
+def test_a_target_is_a_positive_loss_and_grokking_has_its_own() -> None:
+    with pytest.raises(LabError, match="its own target, 99 % held out"):
+        racing.race_plan("grokking", "muon", target=1.0)
+    with pytest.raises(LabError, match="--target must be a positive number, not -1"):
+        racing.race_plan("ptb", "muon", target=-1.0)
 
 
 @pytest.mark.parametrize(

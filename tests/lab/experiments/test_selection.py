@@ -129,7 +129,7 @@ def test_a_race_takes_the_selection_unless_told_otherwise(tmp_path: Path) -> Non
         (0.05, {"momentum": 0.9}),
         (0.003, {}),
     ]
-    assert plan.seeds == (5,)  # a seed the rates were not picked on
+    assert plan.seeds == (5, 6, 7, 8, 9)  # the rates were not picked on these
     assert (plan.settings["adamw_lr"], plan.settings["width"], plan.steps) == (0.004, 16, 1000)
     told = racing.race_plan(
         "ptb", "muon,go-muon-input", selection=selection, seeds="3", width=32, adamw_lr=0.1

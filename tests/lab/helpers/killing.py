@@ -41,7 +41,7 @@ def kill(process: Any, random_: random.Random) -> None:
     process.join(30)
 
 
-def wait_or_kill(process: Any, random_: random.Random) -> bool:
+def wait_or_kill(process: Any, random_: random.Random, longest: float = LONGEST) -> bool:
     """Whether the campaign was killed before it was done."""
     # The process group exists only once the process has made it.
     deadline = time.monotonic() + 30
@@ -52,7 +52,7 @@ def wait_or_kill(process: Any, random_: random.Random) -> bool:
         except ProcessLookupError:
             break
         time.sleep(0.001)
-    process.join(random_.uniform(0, LONGEST))
+    process.join(random_.uniform(0, longest))
     if not process.is_alive():
         assert process.exitcode == 0
         return False

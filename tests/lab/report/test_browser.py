@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from gomuon.lab.experiments.racing import race_plan
+from gomuon.lab.experiments.tuning import tune_plan
 from gomuon.lab.report.writing import write_report
 from tests.lab.helpers.made_campaigns import race, short, write_campaign
 
@@ -97,6 +99,9 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("pages")
     plans = {
         "race": race(steps=400),
+        "seeds": race_plan("grokking", "go-muon,muon,soap,kfac,adamw", steps=400),
+        "held out": race_plan("experts", "go-muon,muon,soap,kfac,adamw", steps=90, target=1.5),
+        "sweep": tune_plan("shakespeare", "go-muon,muon", grid=3, seeds="0-2", steps=60),
         "grokking": short("grokking"),
         # Two controls and tuning runs: the widest tables there are.
         "shakespeare": short("shakespeare"),
@@ -108,7 +113,10 @@ def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.parametrize(
     ("name", "scheme"),
-    [("race", "light"), ("race", "dark"), ("grokking", "light"), ("shakespeare", "dark")],
+    [
+        *(("race", "light"), ("race", "dark"), ("grokking", "light"), ("shakespeare", "dark")),
+        *(("seeds", "light"), ("held out", "dark"), ("sweep", "light")),
+    ],
 )
 @pytest.mark.parametrize("device", WIDTHS)
 def test_a_report_in_a_browser(
@@ -121,7 +129,8 @@ def test_a_report_in_a_browser(
     assert seen["width"] == width
     assert seen["overflow"] <= 0
 
-    assert len(seen["images"]) == {"race": 1, "grokking": 1, "shakespeare": 2}[name]
+    pictures = {"race": 1, "grokking": 1, "shakespeare": 2, "seeds": 2, "held out": 4, "sweep": 3}
+    assert len(seen["images"]) == pictures[name]
     for image in seen["images"]:
         assert image["loaded"]
         assert min(image["natural"]) > 100

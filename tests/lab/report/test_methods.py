@@ -45,6 +45,7 @@ def squeezed(text: str) -> str:
         ("MuonQK", "muon-qk"),
         ("KFAC", "kfac"),
         ("KFACMuon", "kfac-muon"),
+        ("MatchedKFAC", "matched-kfac"),
         ("FISMO", "fismo"),
         ("MuonEq", "muon-eq"),
     ],
@@ -101,7 +102,7 @@ def test_the_committed_page_is_what_the_command_prints(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = printed(["--markdown"], capsys, monkeypatch)
-    assert DOCS.read_text(encoding="utf-8") == text, "run: make docs"
+    assert DOCS.read_text(encoding="utf-8") == text, "run: make pages"
 
 
 def test_the_page_has_every_formula_and_calls_that_are_true() -> None:

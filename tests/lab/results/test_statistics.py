@@ -51,8 +51,6 @@ def test_geometric_mean_of_the_papers_ptb_row() -> None:
 )
 def test_student_t_points_match_the_table(freedom: int, point: float) -> None:
     assert st.student_t_quantile(0.975, freedom) == pytest.approx(point, abs=1e-4)
-    assert st.student_t_cdf(point, freedom) == pytest.approx(0.975, abs=1e-5)
-    assert st.student_t_cdf(-point, freedom) == pytest.approx(0.025, abs=1e-5)
 
 
 def test_paired_difference_by_hand() -> None:

@@ -105,6 +105,7 @@ def test_runs_without_a_plan_are_not_adopted(tmp_path: Path) -> None:
         (addition_plan(ARMS, task="grocking"), "did you mean 'grokking'"),
         (addition_plan(ARMS, settings={**ADDITION, "width": 9}), r"width \(9\)"),
         (addition_plan(ARMS, settings={**ADDITION, "modulus": 0}), "modulus"),
+        (addition_plan((Arm("x", "X", "adamw", 0.1, options={"colour": 1}),)), "invalid settings"),
     ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(
@@ -115,7 +116,11 @@ def test_what_cannot_work_is_refused_before_anything_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_that_is_refused_stops_the_campaign_with_its_words(tmp_path: Path) -> None:
+def test_a_run_that_is_refused_stops_the_campaign_with_its_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Refused only by its worker, as where something changed after the campaign was declared.
+    monkeypatch.setattr(execution, "try_arms", lambda plan, data_dir: None)
     bad = Arm("bad", "Bad", "adamw", 0.1, options={"colour": 1})
     with pytest.raises(LabError, match="invalid settings of optimizer 'adamw'"):
         run_campaign(addition_plan((*ARMS, bad)), tmp_path, jobs=3, observer=Silent())

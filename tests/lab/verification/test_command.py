@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gomuon.functional import oracle
+from gomuon.functional import oracle, polar_factor
 from gomuon.lab import cli
 from gomuon.lab.errors import LabError
 from gomuon.lab.verification import command
@@ -42,7 +42,7 @@ def without_right(
     M: Tensor, left: Tensor, right: Tensor, *, polar_method: Any = "svd"
 ) -> tuple[Tensor, Tensor]:
     Q = oracle.inside_only_direction(M, left, right, polar_method=polar_method)
-    return left @ Q, oracle.rank_of(Q)
+    return left @ Q, polar_factor.rank_of(Q)
 
 
 @pytest.mark.parametrize("where", ["gomuon.functional.oracle", "gomuon.recipes.stations"])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import gomuon
-from gomuon.functional import oracle
+from gomuon.functional import oracle, polar_factor
 from gomuon.lab.verification import live_checks, live_run
 from gomuon.lab.verification.every_statement import STATEMENTS
 from gomuon.lab.verification.known_labels import (
@@ -52,7 +52,7 @@ def inside_only(
     M: Tensor, left: Tensor, right: Tensor, *, polar_method: Any = "svd"
 ) -> tuple[Tensor, Tensor]:
     Q = oracle.inside_only_direction(M, left, right, polar_method=polar_method)
-    return Q, oracle.rank_of(Q)
+    return Q, polar_factor.rank_of(Q)
 
 
 def without_right(M: Tensor, left: Tensor, right: Tensor, **options: Any) -> tuple[Tensor, Tensor]:

@@ -1,5 +1,7 @@
 """Go-MUON with its options, and Newton-Muon, which knows the inputs alone."""
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -77,6 +79,11 @@ class GoMuon(Reference):
 
 
 class NewtonMuon(Reference):
+    """zhehangdu/Newton-Muon, train_gpt_newton_muon_1.py, which has aspect "longest".
+
+    At commit 9ab3feffc28586ba3d745a23f1a732d03c7fd139.
+    """
+
     def __init__(
         self,
         W: Tensor,
@@ -88,18 +95,23 @@ class NewtonMuon(Reference):
         factor_decay: float = 0.95,
         damping: float = 0.2,
         refresh_every: int = 32,
+        refresh_at: str = "last",
+        aspect: str = "max",
     ) -> None:
         super().__init__(W, lr, weight_decay)
-        self.momentum, self.nesterov = momentum, nesterov
-        self.beta, self.damping, self.refresh_every = factor_decay, damping, refresh_every
+        self.momentum, self.nesterov, self.aspect = momentum, nesterov, aspect
+        self.beta, self.damping = factor_decay, damping
+        self.refresh_every, self.refresh_at = refresh_every, refresh_at
         self.K = 0.001 * torch.eye(self.n, dtype=W.dtype)
+        self.inverse = eye(self.K)
 
     def update(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
-        if self.t % self.refresh_every == 0:
+        if (self.t + (self.refresh_at == "last")) % self.refresh_every == 0:
             self.K = self.beta * self.K + (1 - self.beta) * self.right.moment(x)
             self.inverse = self.right.each(self.inverted, self.K)
         self.M, X = lerp(G @ self.inverse, self.M, self.momentum, self.nesterov)
-        return muon_scale(polar(X))
+        O = polar(X)
+        return math.sqrt(max(self.m, self.n)) * O if self.aspect == "longest" else muon_scale(O)
 
     def inverted(self, K: Tensor) -> Tensor:
         ridge = self.damping * K.trace() / len(K) + 1e-8

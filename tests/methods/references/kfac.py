@@ -1,4 +1,4 @@
-"""K-FAC, and Muon in its factors."""
+"""K-FAC, and Muon in its factors: as kfac-muon was published, and as we do it."""
 
 import math
 from collections.abc import Iterable
@@ -74,11 +74,67 @@ def step_together(layers: list[KFAC], seen: list[tuple[Tensor, Tensor, Tensor]])
         layer.t += 1
 
 
-class KFACMuon(Reference):
+class MuonInKFACFactors(Reference):
     """x [..., n] and δ [..., m] may have positions between the examples and the features."""
 
     A: Tensor
     B: Tensor
+    damping: float
+    momentum: float
+    nesterov: bool
+
+    def observed(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """K-FAC-reduce: x averaged and δ summed over positions, one row an example."""
+        examples = len(x)
+        A = self.right.moment(x.reshape(examples, -1, self.n).mean(1))
+        return A, self.left.moment(delta.reshape(examples, -1, self.m).sum(1))
+
+    def make_maps(self) -> None:
+        pi = math.sqrt((self.A.trace() / self.n) / (self.B.trace() / self.m))
+        ridge = math.sqrt(self.damping)
+        self.P_A = inverse_power(self.A + pi * ridge * eye(self.A), 0.5)
+        self.P_B = inverse_power(self.B + ridge / pi * eye(self.B), 0.5)
+
+    def direction(self, G: Tensor) -> Tensor:
+        self.M, X = lerp(G, self.M, self.momentum, self.nesterov)
+        return self.P_B @ polar(self.P_B @ X @ self.P_A) @ self.P_A
+
+
+class KFACMuon(MuonInKFACFactors):
+    """LukeTri/kfac-muon, train.py at e4f79cc825fe2270034558b353b659a55a824f23, static damping."""
+
+    def __init__(
+        self,
+        W: Tensor,
+        lr: float = 0.02,
+        *,
+        momentum: float = 0.95,
+        nesterov: bool = True,
+        weight_decay: float = 0.0,
+        factor_decay: float = 0.95,
+        damping: float = 1e-3,
+        refresh_every: int = 20,
+        refresh_at: str = "last",
+        scale: float = 0.1,
+    ) -> None:
+        super().__init__(W, lr, weight_decay)
+        self.momentum, self.nesterov = momentum, nesterov
+        self.beta, self.damping, self.scale = factor_decay, damping, scale
+        self.refresh_every, self.refresh_at = refresh_every, refresh_at
+        self.A, self.B = (torch.eye(d, dtype=W.dtype) for d in (self.n, self.m))
+        self.make_maps()  # (1 + √λ)^(−1/2)·I
+
+    def update(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
+        if (self.t + (self.refresh_at == "last")) % self.refresh_every == 0:
+            A, B = self.observed(x, delta)
+            self.A = self.beta * self.A + (1 - self.beta) * A
+            self.B = self.beta * self.B + (1 - self.beta) * B
+            self.make_maps()
+        return self.scale * self.direction(G)
+
+
+class MatchedKFAC(MuonInKFACFactors):
+    """The first refresh is at the first update, and its observation starts the averages."""
 
     def __init__(
         self,
@@ -100,21 +156,9 @@ class KFACMuon(Reference):
 
     def update(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
         if self.t % self.refresh_every == 0:
-            self.refresh(x, delta)
-        self.M, X = lerp(G, self.M, self.momentum, self.nesterov)
-        D = self.P_B @ polar(self.P_B @ X @ self.P_A) @ self.P_A
-        return self.scale * muon_scale(D)
-
-    def refresh(self, x: Tensor, delta: Tensor) -> None:
-        """K-FAC-reduce: x averaged and δ summed over positions, one row an example."""
-        examples = len(x)
-        A = self.right.moment(x.reshape(examples, -1, self.n).mean(1))
-        B = self.left.moment(delta.reshape(examples, -1, self.m).sum(1))
-        if self.t > 0:
-            A = self.beta * self.A + (1 - self.beta) * A
-            B = self.beta * self.B + (1 - self.beta) * B
-        self.A, self.B = A, B
-        pi = math.sqrt((self.A.trace() / self.n) / (self.B.trace() / self.m))
-        ridge = math.sqrt(self.damping)
-        self.P_A = inverse_power(self.A + pi * ridge * eye(self.A), 0.5)
-        self.P_B = inverse_power(self.B + ridge / pi * eye(self.B), 0.5)
+            A, B = self.observed(x, delta)
+            first = self.t == 0
+            self.A = A if first else self.beta * self.A + (1 - self.beta) * A
+            self.B = B if first else self.beta * self.B + (1 - self.beta) * B
+            self.make_maps()
+        return self.scale * muon_scale(self.direction(G))

@@ -1,4 +1,10 @@
-"""Muon and the relatives that know no geometry but the source's own entries."""
+"""Muon and the relatives that know no geometry but the source's own entries.
+
+Muon²: KellerJordan/modded-nanogpt, records/track_3_optimization/results/20260501_muonsq/
+train_gpt_simple_muonsq.py at c8554822ca4d99723fdbf59b790e6099ecafe8f3. MuonEq: MaeChd/muon-eq at
+99b6c8b8f6d8b7d3424e85606d76302a71a8ea79. Scion: LIONS-EPFL/scion, scion.py at
+a86f93e67d052068cc83f769ad0b833c867280fc.
+"""
 
 import math
 
@@ -43,7 +49,7 @@ class MuonSquared(Reference):
 
     def update(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
         self.M, X = lerp(G, self.M, self.beta, self.nesterov)
-        self.v = self.beta_2 * self.v + (1 - self.beta_2) * X**2
+        self.v = self.beta_2 * self.v + (1 - self.beta_2) * G**2
         return muon_scale(polar(X / (self.v.sqrt() + 1e-10)))
 
 
@@ -56,7 +62,7 @@ class MuonPlus(Reference):
         momentum: float = 0.95,
         nesterov: bool = True,
         weight_decay: float = 0.1,
-        normalise: str = "col_row",
+        normalise: str = "none",
     ) -> None:
         super().__init__(W, lr, weight_decay)
         self.beta, self.nesterov, self.normalise = momentum, nesterov, normalise
@@ -64,7 +70,7 @@ class MuonPlus(Reference):
     def update(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
         self.M, X = heavy_ball(G, self.M, self.beta, self.nesterov)
         O = polar(X)
-        for axis in self.normalise.split("_"):
+        for axis in self.normalise.split("_") if self.normalise != "none" else []:
             over = {"col": 0, "row": 1}[axis]
             O = O / (O**2).sum(over, keepdim=True).add(1e-7).sqrt()
         return math.sqrt(self.m / self.n) * O
@@ -87,8 +93,10 @@ class MuonEq(Reference):
     def update(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
         self.M, X = heavy_ball(G, self.M, self.beta, self.nesterov)
         r, c = (X**2).sum(1), (X**2).sum(0)
-        Z = torch.diag((r + 1e-8) ** -0.5) @ X
-        if self.equilibrate == "row_col":
+        Z = X
+        if self.equilibrate != "col":
+            Z = torch.diag((r + 1e-8) ** -0.5) @ Z
+        if self.equilibrate != "row":
             Z = Z @ torch.diag((c + 1e-8) ** -0.5)
         return 0.2 * math.sqrt(max(self.m, self.n)) * polar(Z)
 
@@ -99,17 +107,19 @@ class Scion(Reference):
         W: Tensor,
         lr: float = 1e-3,
         *,
-        momentum: float = 0.9,
-        constrained: bool = False,
+        momentum: float = 0.0,
+        constrained: bool = True,
         radius: float = 1.0,
         head_radius: float = 1.0,
     ) -> None:
         super().__init__(W, lr, weight_decay=1.0 if constrained else 0.0)
         self.beta, self.radius, self.head_radius = momentum, radius, head_radius
         self.is_head = False
+        self.kernel = 1  # the number of elements of a convolution's kernel
 
     def update(self, G: Tensor, x: Tensor, delta: Tensor) -> Tensor:
         self.M, X = lerp(G, self.M, self.beta, nesterov=False)
         if self.is_head:
             return self.head_radius * X.sign() / self.n
-        return self.radius * math.sqrt(self.m / self.n) * polar(X)
+        inputs = self.n // self.kernel
+        return self.radius * math.sqrt(self.m / inputs) / self.kernel * polar(X)

@@ -25,7 +25,7 @@ OF_ARMS = ("name", "optimizer", "lr", "grid", "options", "settings", "group")
 
 def test_the_command_is_recorded_and_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    race = ["race", "--optimizers", "adamw", "--steps", "2", "--jobs", "1", *TINY]
+    race = ["race", "--optimizers", "adamw", "--seeds", "0", "--steps", "2", "--jobs", "1", *TINY]
     folder = tmp_path / "runs" / "race-grokking"
     words = [*race, "--out", str(folder), "--timing"]
     assert cli.main(words) == 0
@@ -37,8 +37,8 @@ def test_the_command_is_recorded_and_shown(tmp_path: Path, monkeypatch: pytest.M
     assert main([]) == 0
     page = Path("docs/reproduction.md").read_text()
     assert (
-        "| `race-grokking` | `gomuon race --optimizers adamw --steps 2 --jobs 1 --width 8 "
-        "--layers 1 --heads 2 --hidden 8 --modulus 5 --threads 1 --timing` |"
+        "| `race-grokking` | `gomuon race --optimizers adamw --seeds 0 --steps 2 --jobs 1 "
+        "--width 8 --layers 1 --heads 2 --hidden 8 --modulus 5 --threads 1 --timing` |"
     ) in page
 
 

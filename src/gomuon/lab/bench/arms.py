@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from gomuon.lab.experiments import foreign
 from gomuon.parameters.routing import route
 from gomuon.recipes.registry import METHODS
 
@@ -50,23 +51,8 @@ class BenchArm:
     note: str = ""
 
 
-class CombinedOptimizer:
-    """Several optimizers that step as one."""
-
-    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
-        self.optimizers = optimizers
-
-    def step(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.step()
-
-    def zero_grad(self) -> None:
-        for optimizer in self.optimizers:
-            optimizer.zero_grad()
-
-
 def adamw(parameters: Sequence[Tensor]) -> torch.optim.AdamW:
-    return torch.optim.AdamW(parameters, lr=RATE, betas=(0.9, 0.95), weight_decay=0.0, foreach=True)
+    return foreign.adamw(parameters, RATE)
 
 
 def beside_adamw(
@@ -75,12 +61,10 @@ def beside_adamw(
     """Give the matrices to the optimizer that `make` creates, everything else to AdamW."""
 
     def build(model: nn.Module) -> Stepper:
-        table = route(model)
-        matrices = [r.parameter for r in table.treated("matrix")]
+        matrices, rest = foreign.matrices_and_rest(model)
         if two_dimensional and any(p.ndim != 2 for p in matrices):
             raise CannotTrain("accepts parameters of two dimensions only")
-        rest = [r.parameter for r in table.treated("adamw")]
-        return CombinedOptimizer([make(matrices), *([adamw(rest)] if rest else [])])
+        return foreign.CombinedOptimizer([make(matrices), *([adamw(rest)] if rest else [])])
 
     return build
 

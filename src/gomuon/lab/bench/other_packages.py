@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from gomuon.lab.bench.arms import RATE, BenchArm, CannotTrain, Stepper, beside_adamw
+from gomuon.lab.experiments.foreign import leave_uncompiled
 
 Make = Callable[[ModuleType, list[Tensor]], torch.optim.Optimizer]
 
@@ -58,7 +59,7 @@ def package_arms(compiled: bool) -> tuple[BenchArm, ...]:
     def quiet(make: Make) -> Make:
         def made(heavyball: ModuleType, matrices: list[Tensor]) -> torch.optim.Optimizer:
             if not compiled:
-                heavyball.utils.compile_mode = None
+                leave_uncompiled(heavyball)
             return make(heavyball, matrices)
 
         return made

@@ -26,7 +26,12 @@ from gomuon.lab.bench.plain_loop import plain_go_muon, plain_muon
 from gomuon.lab.experiments.optimizers import command_name
 from gomuon.recipes.registry import METHODS
 
-TITLES = {"GoMuon": "Go-MUON", "KFAC": "K-FAC", "KFACMuon": "K-FAC Muon"}
+TITLES = {
+    "GoMuon": "Go-MUON",
+    "KFAC": "K-FAC",
+    "KFACMuon": "K-FAC Muon",
+    "MatchedKFAC": "Matched K-FAC",
+}
 # Settings that only some of the methods have are left out for the others.
 FAST = {"polar": "fast", "roots": "auto"}
 EXACT = {"polar": "exact"}

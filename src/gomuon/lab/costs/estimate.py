@@ -172,7 +172,8 @@ def estimate_cost(
         activation=narrow,
     )
     phases = {turn: as_phase(turn, every) if staggered else 0.0 for turn in divided.turns}
-    listed = _listed_steps(every, statistics_every, phases)
+    ahead = recipe.clock.ahead(settings)
+    listed = _listed_steps(every, statistics_every, phases, ahead)
     due = [_due(recipe, settings, phases, step) for step in listed]
     known = {both: costs.of(*both) for both in dict.fromkeys(due)}
     reuses = [step for step in known.values() if not step.refreshes]
@@ -229,11 +230,13 @@ def _staggers(settings: Mapping[str, Any], *, alone: bool) -> bool:
     return not alone if given == "auto" else bool(given)
 
 
-def _listed_steps(every: int, statistics_every: int, phases: Mapping[int, float]) -> Sequence[int]:
-    """The steps of a cycle that are counted one by one."""
+def _listed_steps(
+    every: int, statistics_every: int, phases: Mapping[int, float], ahead: int
+) -> Sequence[int]:
+    """The steps of a cycle that are counted one by one; `ahead` is the clock's."""
     if (length := lcm(every, statistics_every)) <= LISTED_STEPS:
         return range(length)
-    renewing = {int(phase * every) for phase in phases.values()}
+    renewing = {(int(phase * every) - ahead) % every for phase in phases.values()}
     return sorted({*range(LISTED_STEPS), *renewing})
 
 

@@ -22,17 +22,17 @@ from gomuon.lab.experiments.optimizers import title
 from gomuon.lab.files import write_text
 from gomuon.lab.report.markdown import table_row
 
-BEGIN = "<!-- tables: made by make docs -->"
+BEGIN = "<!-- tables: made by make pages -->"
 END = "<!-- end of tables -->"
 METHODS = "go-muon,go-muon-input,muon,shampoo,kfac,adamw"
-FITS_BEGIN = "<!-- fits: made by make docs -->"
+FITS_BEGIN = "<!-- fits: made by make pages -->"
 FITS_END = "<!-- end of fits -->"
 # Model, mesh, methods, memory and reserve, in bfloat16.
 FITS_SHOWN = (
     ("llama-70b", Mesh(replicas=8, shards=64), "go-muon,muon,shampoo,kfac", "80GB", "20GB"),
     ("llama-7b", Mesh(shards=8), "go-muon,muon,soap", "24GB", "6GB"),
 )
-LARGE_BEGIN = "<!-- large models: made by make docs -->"
+LARGE_BEGIN = "<!-- large models: made by make pages -->"
 LARGE_END = "<!-- end of large models -->"
 # Model, mesh, and the most bytes of captured sums that a rank may hold at one time, in bfloat16.
 LARGE_SHOWN = (

@@ -55,6 +55,15 @@ CORPORA: dict[str, Source] = {
         "or data/ptb.train.txt in Mikolov's simple-examples archive",
         urls=("https://raw.githubusercontent.com/tomsercu/lstm/master/data/ptb.train.txt",),
     ),
+    "ptb-valid": Source(
+        title="Penn Treebank, Mikolov's preprocessed validation text",
+        path="ptb/ptb.valid.txt",
+        bytes=399_782,
+        sha256="c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2",
+        words="data/ptb.valid.txt of github.com/tomsercu/lstm, "
+        "or data/ptb.valid.txt in Mikolov's simple-examples archive",
+        urls=("https://raw.githubusercontent.com/tomsercu/lstm/master/data/ptb.valid.txt",),
+    ),
     "shakespeare": Source(
         title="Tiny Shakespeare",
         path="tinyshakespeare/input.txt",

@@ -130,7 +130,7 @@ BLOCKS = on_tasks(
 # that its sweep picked and at half of it, because the best rate falls with the length of a run;
 # Muon's two are those that suit races. The rival is the one that was quickest in the races. Mousse
 # needed as many updates there, and every step of it costs more.
-SPEED_RATES = {"muon": (0.02, 0.01), "go-muon": (0.08, 0.04), "kfac-muon": (0.01, 0.005)}
+SPEED_RATES = {"muon": (0.02, 0.01), "go-muon": (0.08, 0.04), "matched-kfac": (0.01, 0.005)}
 SPEED_CORPORA = {"ptb": "Penn Treebank", "shakespeare": "Tiny Shakespeare"}
 
 

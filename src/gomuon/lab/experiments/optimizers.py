@@ -12,9 +12,12 @@ from torch import nn
 
 from gomuon.intervals import from_plain, longest
 from gomuon.lab.errors import LabError, unknown_name
+from gomuon.lab.experiments import own_code, own_optimizers
+from gomuon.lab.experiments.foreign import AnyOptimizer
 from gomuon.lab.experiments.gauss_newton import GaussNewton
 from gomuon.lab.experiments.interpolated import InterpolatedGoMuon
 from gomuon.lab.experiments.models import Attention
+from gomuon.lab.experiments.own_optimizers import OwnOptimizer
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.specs import LayerSpec
 from gomuon.recipes.recipe import Recipe
@@ -40,6 +43,18 @@ RATES: dict[str, dict[str, float]] = {
     "grokking": {"muon": 0.16, ADAMW: 1e-2},
     "ptb": {"shampoo": 1e-2},
     "shakespeare": {"shampoo": 1e-2},
+    # Picked on seed 100 by the sweeps that docs/tasks.md names.
+    "digits-lora": {"go-muon": 0.04, "muon": 0.04, ADAMW: 1.2e-2},
+    # The solution is large, so that a step of the usual length would not reach it.
+    "regression": {
+        "go-muon": 2.0,
+        "muon": 4.0,
+        ADAMW: 1.2,
+        "kfac": 0.12,
+        "soap": 0.2,
+        "shampoo": 1e-2,
+        "kfac-muon": 0.6,
+    },
 }
 
 
@@ -124,36 +139,73 @@ def find(name: str) -> OptimizerEntry | None:
     """The optimizer of a name; None for torch's AdamW and the others that are no recipe.
 
     Raises:
-        LabError: the name is unknown; the message suggests the nearest one.
+        LabError: the name is unknown; the message suggests the nearest one. Or it means a class
+            from outside that is not of our kind.
     """
     if name in OTHERS:
         return None
+    if own_code.is_own(name):
+        kind = own_optimizers.find(name).kind
+        if not issubclass(kind, MatrixOptimizer):
+            raise LabError(
+                f"{name} comes from outside, so its recipe is unknown; only race and tune take it"
+            )
+        return OptimizerEntry(kind.__name__, own_code.title(name), kind=kind)
     known = {**entries(), **CONTROLS}
     if name not in known:
         raise unknown_name("optimizer", name, names())
     return known[name]
 
 
+def foreign(name: str) -> OwnOptimizer | None:
+    """A class from outside that is not of our kind; None for all others."""
+    if not own_code.is_own(name):
+        return None
+    found = own_optimizers.find(name)
+    return None if issubclass(found.kind, MatrixOptimizer) else found
+
+
+def check_name(name: str) -> str:
+    """The name of an optimizer that can be built; a LabError for others."""
+    if foreign(name) is None:
+        find(name)
+    return name
+
+
 def title(name: str) -> str:
-    """The title of an optimizer in tables and plots."""
+    """The title of an optimizer in tables and plots; imports nothing."""
+    if own_code.is_own(name):
+        return own_code.title(name)
     entry = find(name)
     return OTHERS[name][0] if entry is None else entry.title
 
 
 def has_momentum(name: str) -> bool:
+    other = foreign(name)
+    if other is not None:
+        return other.has_momentum
     entry = find(name)
     return entry is not None and "momentum" in entry.recipe.defaults
 
 
 def refresh_interval(name: str, options: Mapping[str, Any]) -> int:
     """Steps within which the geometry is renewed; 1 for an optimizer without one."""
+    other = foreign(name)
+    if other is not None:
+        return other.interval(options)
     entry = find(name)
     settings = {} if entry is None else {**entry.recipe.defaults, **entry.options}
     return longest(from_plain({**settings, **options}.get("refresh_every")))
 
 
 def default_rate(name: str, task: str) -> float:
-    """The peak matrix rate if none is given."""
+    """The peak matrix rate if none is given.
+
+    Raises:
+        LabError: a class from outside has none.
+    """
+    if foreign(name) is not None:
+        return own_optimizers.require_rate(name)
     entry = find(name)
     rates = RATES.get(task, {})
     if entry is None:
@@ -164,16 +216,18 @@ def default_rate(name: str, task: str) -> float:
 
 def build(
     name: str, model: nn.Module, lr: float, adamw_lr: float, options: dict[str, Any]
-) -> torch.optim.Optimizer:
+) -> AnyOptimizer:
     """The optimizer of a run.
 
     Args:
-        name: one of ``names()``.
+        name: one of ``names()``, or a class from outside.
         model: its matrices get ``lr``; AdamW updates all other parameters with ``adamw_lr``.
         lr: peak rate of the matrices; with "adamw" and "gauss-newton", of the whole model.
         adamw_lr: peak rate of everything else.
         options: further keywords of the optimizer, such as ``refresh_every``.
     """
+    if foreign(name) is not None:
+        return own_optimizers.build(name, model, lr, adamw_lr, options)
     entry = find(name)
     try:
         if name == GAUSS_NEWTON:
@@ -234,6 +288,6 @@ class Counts:
         return dict(zip(COUNTED, (*found, self._refreshes.count), strict=True))
 
 
-def watched(optimizer: torch.optim.Optimizer) -> Counts | None:
-    """Counts what a gomuon optimizer does; None for AdamW."""
+def watched(optimizer: AnyOptimizer) -> Counts | None:
+    """Counts what a gomuon optimizer does; None for others."""
     return Counts(optimizer) if isinstance(optimizer, MatrixOptimizer) else None

@@ -9,7 +9,7 @@ from typing import Any
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments.loss_windows import LossWindow, window_name, windows_for
 from gomuon.lab.experiments.published import PublishedResults
-from gomuon.lab.experiments.run_config import HELD_OUT_TASKS, RunConfig
+from gomuon.lab.experiments.run_config import RunConfig, is_held_out
 from gomuon.lab.input_checks import require_whole
 
 FORMAT = 1
@@ -21,7 +21,7 @@ PAIRED = "every seed pairs the arms by hash; the interval is Student's t at 95 %
 
 def loss_statistic(task: str) -> str:
     """The statistic by which runs of a language task are judged."""
-    return HELD_OUT if task in HELD_OUT_TASKS else TRAJECTORY
+    return HELD_OUT if is_held_out(task) else TRAJECTORY
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,11 @@ class Plan:
     Attributes:
         comparisons: pairs (control, candidate) of arm names.
         settings: RunConfig fields shared by all arms.
+        own: name -> source of the task and the optimizers that come from outside; see
+            ``own_code.sources``.
         timing: the arms whose step times are measured in turn, at the end.
         paper: the published results; None for a user's own race.
+        target: a loss; the report says how many updates each run needs to reach it.
     """
 
     experiment: str
@@ -83,9 +86,11 @@ class Plan:
     tuning_seed: int | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     timing: tuple[str, ...] = ()
+    own: dict[str, dict[str, Any]] = field(default_factory=dict)
     paper: PublishedResults | None = None
     label: str = "full"
     threads: int = 1
+    target: float | None = None
 
     def declaration(self) -> dict[str, Any]:
         """The content of ``plan.json``; a campaign is continued only with the same content."""
@@ -106,7 +111,9 @@ class Plan:
             "settings": self.settings,
             "timing": list(self.timing) or None,
             "threads": self.threads,
+            "target": self.target,
             "paper": None if self.paper is None else _listed(dataclasses.asdict(self.paper)),
+            **({"own": self.own} if self.own else {}),
         }
 
     def config(self, arm: Arm, seed: int, lr: float, name: str | None = None) -> RunConfig:

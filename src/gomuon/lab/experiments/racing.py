@@ -8,14 +8,16 @@ from typing import Any
 
 from gomuon.lab import formatting as w
 from gomuon.lab.errors import LabError
-from gomuon.lab.experiments import optimizers, tasks
+from gomuon.lab.experiments import optimizers, own_code, tasks
+from gomuon.lab.experiments.given_options import parse_options
 from gomuon.lab.experiments.loss_windows import windows_for
 from gomuon.lab.experiments.plan import Arm, Plan, Quick, loss_statistic
 from gomuon.lab.experiments.run_config import LARGEST_SEED
 from gomuon.lab.experiments.selection import Selection
-from gomuon.lab.input_checks import require_whole
+from gomuon.lab.input_checks import require_positive, require_whole
 
 OPTIMIZERS = "go-muon,muon,adamw"
+SEEDS = 5  # fewer hardly tell arms apart: with two, the interval is 12.7 standard errors wide
 GROKKING = "first of five consecutive held-out evaluations of at least 99 %"
 
 
@@ -24,11 +26,13 @@ def race_plan(
     names: str,
     *,
     rates: str = "",
+    options: str = "",
     seeds: str = "",
     steps: int | None = None,
     adamw_lr: float | None = None,
     selection: Selection | None = None,
     timing: bool = False,
+    target: float | None = None,
     **shape: int | None,
 ) -> Plan:
     """The plan of a race.
@@ -37,27 +41,36 @@ def race_plan(
         task: a name of ``experiments.tasks``.
         names: optimizers, separated by commas; the first is compared with each of the others.
         rates: ``name=rate`` pairs, separated by commas; the rest take the task's defaults.
-        seeds: see ``parse_seeds``; default 0, or the first one that the selection did not use.
+        options: ``name.keyword=value`` pairs, separated by commas.
+        seeds: see ``parse_seeds``; default: five, from 0 or from the first one that the selection
+            did not use.
         steps: updates per run; None for the task's default, as for everything below.
         adamw_lr: peak rate of everything that is not a matrix.
         selection: rates and momenta that a sweep picked, and the model it used.
         timing: whether to measure the step times of all arms in turn, at the end.
+        target: a loss to which the updates of every run are counted.
         shape: RunConfig's width, layers, heads, hidden, modulus, length and batch.
     """
     settings, total = task_settings(task, steps, adamw_lr, shape, selection)
     wanted = parse_names(names)
-    given = parse_rates(rates, wanted)
+    given, further = parse_rates(rates, wanted), parse_options(options, wanted)
     picked = {} if selection is None else selection.picked
-    arms = []
-    for name in wanted:
-        rate, momentum = picked.get(name, (optimizers.default_rate(name, task), None))
-        rate = given.get(name, rate)
-        options = selection.options(name) if selection is not None and name in picked else {}
-        arms.append(Arm(name, arm_title(name, rate, momentum), name, rate, options=options))
-    rule = "rates as given; nothing is selected"
     if selection is not None:
         selection.require_rates(name for name in wanted if name not in given)
-        seeds = seeds or str(max(selection.seeds) + 1)
+    arms = {}
+    for name in wanted:
+        swept, _ = picked.get(name, (None, None))
+        # The default is asked for last: a class from outside may have none.
+        rate = given.get(name) or swept or optimizers.default_rate(name, task)
+        keywords = selection.options(name) if selection is not None and name in picked else {}
+        keywords |= further.get(name, {})
+        momentum = keywords.get("momentum")
+        title = arm_title(name, rate, momentum)
+        arms[name] = Arm(own_code.slug(name), title, name, rate, options=keywords)
+    rule = "rates as given; nothing is selected"
+    first_seed = 0
+    if selection is not None:
+        first_seed = max(selection.seeds) + 1
         taken = [name for name in wanted if name in picked and name not in given]
         if not taken:
             raise LabError(
@@ -68,21 +81,27 @@ def race_plan(
         if absent:
             rule += f"; not {w.listing(absent)}, of which every rate diverged there"
     grokking = task == "grokking"
+    if target is not None:
+        if grokking:
+            raise LabError("--target is a loss; grokking has its own target, 99 % held out")
+        require_positive("--target", target)
     return Plan(
         experiment="race",
-        title=f"Race on {task}: {', '.join(map(optimizers.title, wanted))}",
+        title=f"Race on {tasks.title(task)}: {', '.join(map(optimizers.title, wanted))}",
         task=task,
-        arms=tuple(arms),
-        seeds=parse_seeds(seeds or "0"),
+        arms=tuple(arms.values()),
+        seeds=parse_seeds(seeds or f"{first_seed}-{first_seed + SEEDS - 1}"),
         steps=total,
         windows=() if grokking else windows_for(total),
         statistic=GROKKING if grokking else loss_statistic(task),
         rule=rule,
-        comparisons=tuple((other, wanted[0]) for other in wanted[1:]),
+        comparisons=tuple((arms[other].name, arms[wanted[0]].name) for other in wanted[1:]),
         settings=settings,
-        timing=tuple(wanted) if timing else (),
+        timing=tuple(arm.name for arm in arms.values()) if timing else (),
+        own=own_code.sources(task, wanted),
+        target=target,
         quick=Quick(steps=total, seeds=1),
-        label="quick" if 2 * total < tasks.DEFAULTS[task]["steps"] else "full",
+        label="quick" if 2 * total < tasks.defaults(task).get("steps", total) else "full",
     )
 
 
@@ -94,15 +113,23 @@ def task_settings(
     selection: Selection | None = None,
 ) -> tuple[dict[str, Any], int]:
     """RunConfig fields that all arms share, and the number of updates."""
-    settings = {**tasks.DEFAULTS[tasks.check_name(task)]}
+    settings = tasks.defaults(task)
+    refused = [name for name, value in shape.items() if value is not None]
+    if own_code.is_own(task) and refused:
+        raise LabError(f"--{refused[0]} does not apply to the task {task}; set it in its class")
     if selection is not None:
         selection.require_task(task)
         settings.update(selection.settings)
     settings.update({name: value for name, value in shape.items() if value is not None})
     if adamw_lr is not None:
         settings["adamw_lr"] = adamw_lr
-    own = settings.pop("steps")
+    own = settings.pop("steps", None)
     total = own if steps is None else steps
+    if total is None:
+        raise LabError(
+            f"task {task} does not say how many updates a run has; give --steps, or give its class "
+            "the attribute steps"
+        )
     require_whole("--steps", total)
     return settings, total
 
@@ -115,13 +142,19 @@ def parse_names(text: str) -> list[str]:
     if len(set(wanted)) != len(wanted):
         raise LabError(f"--optimizers has a name twice: {text}")
     for name in wanted:
-        optimizers.find(name)
+        optimizers.check_name(name)
+    slugs = [own_code.slug(name) for name in wanted]
+    if len(set(slugs)) != len(slugs):
+        twice = next(slug for slug in slugs if slugs.count(slug) > 1)
+        raise LabError(
+            f"--optimizers has two classes whose runs would be named {twice}; rename one"
+        )
     return wanted
 
 
 def arm_title(name: str, rate: float, momentum: float | None) -> str:
-    """Such as "Muon 0.02", or "Muon 0.02 β=0.95" if the sweep chose the momentum."""
-    return f"{optimizers.title(name)} {rate:g}" + ("" if momentum is None else f" β={momentum:g}")
+    """Such as "Muon 0.02", or "Muon 0.02 β=0.95" if the momentum was chosen."""
+    return f"{optimizers.title(name)} {rate:g}" + ("" if momentum is None else f" β={momentum}")
 
 
 def parse_rates(text: str, wanted: list[str]) -> dict[str, float]:

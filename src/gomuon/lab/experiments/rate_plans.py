@@ -49,8 +49,8 @@ NANOGPT = _nanogpt()
 SENSITIVE_RATES = (0.02, 0.04, 0.08, 0.16)
 SENSITIVE_MOMENTA = (0.8, 0.95)
 SENSITIVE_TASKS = {  # with their number of updates
-    "ptb": ("Penn Treebank", 400),
-    "shakespeare": ("Tiny Shakespeare", 400),
+    "ptb": ("Penn Treebank", 250),
+    "shakespeare": ("Tiny Shakespeare", 250),
     "nanogpt": ("nanoGPT's recipe", 1000),
     "grokking": ("Modular addition", 350),
 }

@@ -8,9 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from gomuon.lab.errors import LabError
+from gomuon.lab.experiments.own_code import is_own
 from gomuon.lab.input_checks import require_positive, require_whole
 
-HELD_OUT_TASKS = ("nanogpt", "digits-vit", "digits-conv")  # judged by what is not trained on
+# Judged by what is not trained on.
+HELD_OUT_TASKS = (
+    *("nanogpt", "digits-vit", "digits-conv", "digits-lora", "experts", "regression"),
+    *("ptb-validation", "shakespeare-validation", "gpt-validation"),
+)
 VALIDATION_LOSS = "validation_loss"  # what these tasks record
 LARGEST_SEED = 2**64 - 1  # of torch's generators
 WHOLE = (
@@ -19,6 +24,11 @@ WHOLE = (
 )
 KINDS: dict[str, type] = {"task": str, "optimizer": str, "arm": str, "options": dict}
 KINDS |= {"telemetry": bool, "label": str}
+
+
+def is_held_out(task: str) -> bool:
+    """Whether a task is judged by what is not trained on; all from outside are."""
+    return task in HELD_OUT_TASKS or is_own(task)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ class Candidate:
         momentum: None if the sweep uses the method's default.
         score: the declared statistic, lower is better; None if a run diverged.
         accuracy: breaks ties if the task has held-out pairs.
+        by_seed: the score of each seed; empty if it was read from a file.
         finished: whether all seeds are finished; others are not picked.
     """
 
@@ -44,6 +45,7 @@ class Candidate:
     score: float | None = None
     accuracy: float | None = None
     finished: bool = True
+    by_seed: tuple[float, ...] = ()
 
     @property
     def usable(self) -> bool:
@@ -61,6 +63,7 @@ class Choice:
         statistic: what the rate scored; None when it was not tried or diverged.
         edge: which end of its grid the rate lies on: "lower", "upper", "only" one rate, or None.
         candidates: all that were tried; empty in a file written by hand.
+        options: further keywords, which all candidates had.
     """
 
     rate: float | None
@@ -69,6 +72,7 @@ class Choice:
     statistic: float | None = None
     edge: str | None = None
     candidates: tuple[Candidate, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -105,8 +109,8 @@ class Selection:
         return f"picked by gomuon {command} on {self.task} ({made_on})"
 
     def options(self, method: str) -> dict[str, Any]:
-        momentum = self.picked[method][1]
-        return {} if momentum is None else {"momentum": momentum}
+        momentum, options = self.picked[method][1], dict(self.choices[method].options)
+        return options if momentum is None else {**options, "momentum": momentum}
 
     def require_rates(self, methods: Iterable[str]) -> None:
         wanted = set(methods)
@@ -164,7 +168,7 @@ def read_selection(path: Path) -> Selection:
     except (LabError, *BAD_VALUE_ERRORS) as error:
         raise LabError(f"{path} is not a selection of gomuon tune or reproduce: {error}") from error
     for name in found.choices:
-        optimizers.find(name)
+        optimizers.check_name(name)
     return found
 
 
@@ -176,6 +180,7 @@ def _choice(name: str, entry: Mapping[str, Any]) -> Choice:
         _number(f"statistic of {name}", entry.get("statistic"), math.isfinite),
         _edge(name, entry.get("edge")),
         tuple(_candidate(name, one) for one in entry.get("candidates", ())),
+        {str(key): value for key, value in entry.get("options", {}).items()},
     )
 
 

@@ -1,4 +1,4 @@
-"""The tasks of a run: character models, two GPTs, pictures of digits, and modular addition.
+"""The tasks of a run: character models, GPTs, experts, digits, modular addition and regression.
 
 A task determines all that two paired arms must share: the initial parameters, the sequence of
 minibatches and the schedule. All of it follows from the seed and does not depend on the optimizer.
@@ -6,7 +6,6 @@ minibatches and the schedule. All of it follows from the seed and does not depen
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,18 +17,26 @@ from torch.nn import functional as F
 from gomuon.lab import machine
 from gomuon.lab.data import corpora
 from gomuon.lab.errors import LabError, unknown_name
-from gomuon.lab.experiments import schedules
+from gomuon.lab.experiments import own_code, own_tasks, schedules
+from gomuon.lab.experiments.adapters import DigitsLoRATask
 from gomuon.lab.experiments.digits import DigitsTask
+from gomuon.lab.experiments.expert_mixture import ExpertMixtureTask
 from gomuon.lab.experiments.gpt import LayerNormGPT
+from gomuon.lab.experiments.held_out_text import HeldOutTextTask, next_symbol_loss, text_loss
 from gomuon.lab.experiments.models import CharacterModel, ModularAdditionModel
+from gomuon.lab.experiments.regression import RegressionTask
 from gomuon.lab.experiments.run_config import VALIDATION_LOSS, RunConfig
 
+_HELD_OUT: dict[str, Any] = {"steps": 1000, "adamw_lr": 3e-3, "evaluate_every": 250}
 _DIGITS: dict[str, Any] = {"steps": 300, "adamw_lr": 3e-3, "batch": 64, "evaluate_every": 50}
 # Defaults of `race`: the paper's shapes, and a smaller modulus.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "ptb": {"steps": 1000, "adamw_lr": 3e-3},
     "shakespeare": {"steps": 1000, "adamw_lr": 3e-3},
     "gpt": {"steps": 1000, "adamw_lr": 3e-3},
+    "ptb-validation": _HELD_OUT,
+    "shakespeare-validation": _HELD_OUT,
+    "gpt-validation": _HELD_OUT,
     "nanogpt": {
         "steps": 2000,
         "adamw_lr": 1e-3,
@@ -41,6 +48,24 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "digits-vit": {**_DIGITS, "width": 64, "layers": 2, "hidden": 128},
     "digits-conv": {**_DIGITS, "width": 32, "layers": 3},
+    "digits-lora": {**_DIGITS, "steps": 200, "width": 64, "layers": 2, "hidden": 128},
+    "experts": {
+        "steps": 600,
+        "adamw_lr": 3e-3,
+        "width": 64,
+        "layers": 2,
+        "hidden": 128,
+        "length": 64,
+        "evaluate_every": 150,
+    },
+    "regression": {
+        "steps": 500,
+        "adamw_lr": 3e-3,
+        "width": 128,
+        "hidden": 64,
+        "batch": 256,
+        "evaluate_every": 25,
+    },
     "grokking": {"steps": 350, "adamw_lr": 1e-2, "modulus": 59, "width": 64, "hidden": 192},
 }
 # The corpus of each task that has one. "gpt" is a GPT with LayerNorm on Tiny Shakespeare, and
@@ -50,6 +75,10 @@ CORPUS = {
     "shakespeare": "shakespeare",
     "gpt": "shakespeare",
     "nanogpt": "shakespeare",
+    "ptb-validation": "ptb",
+    "shakespeare-validation": "shakespeare",
+    "gpt-validation": "shakespeare",
+    "experts": "shakespeare",
 }
 
 
@@ -125,7 +154,7 @@ class CharacterTask:
 
     def loss(self, model: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         windows = self.corpus.tokens[self.offsets[step - 1].unsqueeze(1) + self.positions]
-        return _next_symbol_loss(model, windows), {}
+        return next_symbol_loss(model, windows), {}
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, float]:
         return {}
@@ -185,18 +214,12 @@ class NanoGPTTask:
 
     def loss(self, model: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
         windows = self.train[self.offsets[step - 1].unsqueeze(1) + self.positions]
-        return _next_symbol_loss(model, windows), {}
+        return next_symbol_loss(model, windows), {}
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, float]:
         if step % self.config.evaluate_every and step != self.config.steps:
             return {}
-        starts = torch.arange(0, len(self.validation) - self.config.length, self.config.length)
-        losses = []
-        with torch.no_grad():
-            for some in starts.split(64):
-                windows = self.validation[some.unsqueeze(1) + self.positions]
-                losses.append(_next_symbol_loss(model, windows).item() * len(some))
-        return {VALIDATION_LOSS: math.fsum(losses) / len(starts)}
+        return {VALIDATION_LOSS: text_loss(model, self.validation, self.config.length)}
 
 
 class ModularAdditionTask:
@@ -257,14 +280,38 @@ TASKS: dict[str, Callable[[RunConfig, str | Path | None], Task]] = {
     "nanogpt": NanoGPTTask,
     "digits-vit": DigitsTask,
     "digits-conv": DigitsTask,
+    "ptb-validation": HeldOutTextTask,
+    "shakespeare-validation": HeldOutTextTask,
+    "gpt-validation": HeldOutTextTask,
+    "digits-lora": DigitsLoRATask,
+    "experts": ExpertMixtureTask,
+    "regression": RegressionTask,
     "grokking": ModularAdditionTask,
 }
 
 
 def check_name(name: str) -> str:
-    if name not in TASKS:
+    if own_code.is_own(name):
+        own_tasks.load(name)
+    elif name not in TASKS:
         raise unknown_name("task", name, TASKS)
     return name
+
+
+def title(name: str) -> str:
+    """In titles: a name of ours, or "Rings (own_task.py)"; imports nothing."""
+    return own_code.title(name) if own_code.is_own(name) else name
+
+
+def defaults(name: str) -> dict[str, Any]:
+    """RunConfig fields that a race on a task takes if none are given.
+
+    Raises:
+        LabError: the task is unknown.
+    """
+    if own_code.is_own(name):
+        return own_tasks.defaults(name)
+    return dict(DEFAULTS[check_name(name)])
 
 
 def build(config: RunConfig, data_dir: str | Path | None = None) -> Task:
@@ -273,6 +320,8 @@ def build(config: RunConfig, data_dir: str | Path | None = None) -> Task:
     Raises:
         LabError: the task is unknown, its corpus is not available, or a number does not fit.
     """
+    if own_code.is_own(config.task):
+        return own_tasks.AdaptedTask(config)
     kind = TASKS[check_name(config.task)]
     _require_memory(config)
     return kind(config, data_dir)
@@ -320,12 +369,6 @@ def build_model(task: Task) -> nn.Module:
 
 def _shape(config: RunConfig) -> dict[str, Any]:
     return {name: getattr(config, name) for name in ("width", "layers", "heads", "hidden")}
-
-
-def _next_symbol_loss(model: nn.Module, windows: Tensor) -> Tensor:
-    """The mean loss of predicting each symbol of the windows from those before it."""
-    logits = model(windows[:, :-1])
-    return F.cross_entropy(logits.flatten(0, 1), windows[:, 1:].flatten())
 
 
 def _accuracy(logits: Tensor, targets: Tensor) -> float:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from gomuon.lab import formatting as w
 from gomuon.lab.errors import LabError
-from gomuon.lab.experiments import optimizers, racing
+from gomuon.lab.experiments import optimizers, own_code, racing, tasks
+from gomuon.lab.experiments.given_options import parse_options
 from gomuon.lab.experiments.loss_windows import windows_for
 from gomuon.lab.experiments.plan import Arm, Plan, Quick, loss_statistic
 from gomuon.lab.experiments.selection import EXPERIMENT
@@ -26,6 +29,7 @@ def tune_plan(
     grid: int | None = None,
     ratio: float = RATIO,
     rates: str = "",
+    options: str = "",
     momenta: str = "",
     seeds: str = "0",
     steps: int | None = None,
@@ -40,6 +44,7 @@ def tune_plan(
         grid: rates per method; by default 5, or as many as ``rates`` gives.
         ratio: each rate divided by the next lower one.
         rates: ``name=rate/rate/…``, separated by commas, instead of a grid around the default.
+        options: ``name.keyword=value`` pairs, the same for every rate of a method.
         momenta: tried with every rate of the methods that have a momentum; methods without one get
             the same number of candidates from a finer grid.
         seeds: see ``racing.parse_seeds``.
@@ -49,9 +54,12 @@ def tune_plan(
     """
     settings, total = racing.task_settings(task, steps, adamw_lr, shape)
     wanted = racing.parse_names(names)
-    given = parse_grids(rates, wanted)
+    given, further = parse_grids(rates, wanted), parse_options(options, wanted)
     tried = parse_momenta(momenta)
     movable = [name for name in wanted if optimizers.has_momentum(name)]
+    fixed = [name for name in movable if tried and "momentum" in further.get(name, {})]
+    if fixed:
+        raise LabError(f"--options gives {fixed[0]} a momentum, which --momenta tries; give one")
     if tried and not movable:
         raise LabError(f"--momenta: none of {', '.join(wanted)} has a momentum")
     finer = {name: 1 if name in movable or not tried else len(tried) for name in wanted}
@@ -60,15 +68,17 @@ def tune_plan(
         raise LabError(f"--ratio must be a number above 1, not {ratio:g}")
     arms: list[Arm] = []
     for name in wanted:
-        rate, times = optimizers.default_rate(name, task), finer[name]
-        of_method = given.get(name) or geometric_grid(rate, count * times, ratio ** (1 / times))
+        times, keywords = finer[name], further.get(name, {})
+        of_method = given.get(name) or geometric_grid(
+            optimizers.default_rate(name, task), count * times, ratio ** (1 / times)
+        )
         for momentum in tried if name in movable and tried else (None,):
-            arms += [_arm(name, rate, momentum) for rate in of_method]
+            arms += [_arm(name, rate, momentum, keywords) for rate in of_method]
     chosen = racing.parse_seeds(seeds)
     grokking = task == "grokking"
     return Plan(
         experiment=EXPERIMENT,
-        title=f"Sweep of rates on {task}: {', '.join(map(optimizers.title, wanted))}",
+        title=f"Sweep of rates on {tasks.title(task)}: {', '.join(map(optimizers.title, wanted))}",
         task=task,
         arms=tuple(arms),
         seeds=chosen,
@@ -83,6 +93,7 @@ def tune_plan(
             + f" Every candidate: {w.seeds(chosen)}, {w.many(total, 'update')}."
         ),
         settings=settings,
+        own=own_code.sources(task, wanted),
         quick=Quick(steps=total, seeds=1),
     )
 
@@ -158,10 +169,10 @@ def _count(grid: int | None, given: dict[str, tuple[float, ...]], finer: dict[st
     return next(iter(counts.values()), GRID)
 
 
-def _arm(name: str, rate: float, momentum: float | None) -> Arm:
-    slug = name if momentum is None else f"{name}-m{momentum:g}"
+def _arm(name: str, rate: float, momentum: float | None, keywords: Mapping[str, Any]) -> Arm:
+    slug = own_code.slug(name) + ("" if momentum is None else f"-m{momentum:g}")
     title = racing.arm_title(name, rate, momentum)
-    options = {} if momentum is None else {"momentum": momentum}
+    options = {**keywords, **({} if momentum is None else {"momentum": momentum})}
     return Arm(f"{slug}-lr{rate:g}", title, name, rate, options=options)
 
 

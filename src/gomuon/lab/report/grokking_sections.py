@@ -7,13 +7,13 @@ from typing import Any
 
 from gomuon.lab import formatting as w
 from gomuon.lab.errors import LabError
-from gomuon.lab.report import plots
+from gomuon.lab.report import plots, target_sections
 from gomuon.lab.report.common_sections import nothing_yet, paper_notes
 from gomuon.lab.report.document import Block, Cell, Note, Section, Standing, Table
+from gomuon.lab.report.target_sections import TimedArm
 from gomuon.lab.results.campaigns import ArmRuns
 from gomuon.lab.results.grokking_outcomes import NEVER, GrokOutcomes, outcome
 from gomuon.lab.results.runs import METRICS, Run
-from gomuon.lab.results.statistics import paired
 
 
 def headline(report: GrokOutcomes) -> str:
@@ -60,6 +60,27 @@ def _told(
         f"{candidate.title} groks {theirs / ours:.1f} times as fast as {control.title}{where}: "
         f"{ours:,.0f} updates against {theirs:,.0f}"
     )
+
+
+def evidence(report: GrokOutcomes) -> str:
+    """How certain a race's headline is, if it has several seeds."""
+    told = []
+    for control, candidate in report.headline_pairs() if report.campaign.race else ():
+        found = report.judge(control, candidate)
+        if found is None or not math.isfinite(found.comparison.low):
+            continue
+        whole, count = found.comparison, len(found.comparison.paired.differences)
+        text = (
+            f"Against {control.title}: first on {found.first} of {w.many(count, 'seed')}, mean "
+            f"difference {w.signed(whole.paired.mean, 0)} updates, 95 % interval "
+            f"{w.interval(whole.low, whole.high, 0)}"
+        )
+        if whole.family > 1:
+            text += f", widened because this is one of {whole.family} pairs of arms"
+        if not whole.differs:
+            text += ". These seeds cannot tell them apart"
+        told.append(f"{text}.")
+    return " ".join(told)
 
 
 def standings(report: GrokOutcomes) -> tuple[Standing, ...]:
@@ -111,8 +132,28 @@ def sections(report: GrokOutcomes) -> list[Section]:
         Section(title, (_results(report), *_screen(report), *paper_notes(report.campaign))),
     ]
     if len(report.campaign.seeds) > 1:
-        found.append(Section("Seed by seed", tuple(_by_seed(report))))
-    return found
+        found.append(_times(report))
+        found.append(Section("Seed by seed", (_by_seed(report),)))
+    return [section for section in found if section.blocks]
+
+
+def _times(report: GrokOutcomes) -> Section:
+    """When the seeds of each arm grok, with those that do not."""
+    groups = {}
+    for group in report.campaign.groups:
+        timed = {
+            arm.name: TimedArm(arm.title, arm.color, report.times(arm))
+            for arm in report.campaign.members(group)
+        }
+        pairs = [
+            (timed[control.name], timed[candidate.name])
+            for control, candidate in report.comparisons()
+            if candidate.name in timed
+        ]
+        groups[group] = (list(timed.values()), pairs)
+    return target_sections.section(
+        "Time to 99 % held out", "sustained 99 % held out", report.campaign.steps, groups
+    )
 
 
 def _curves(report: GrokOutcomes) -> tuple[Block, ...]:
@@ -144,7 +185,8 @@ def _curves(report: GrokOutcomes) -> tuple[Block, ...]:
     caption = (
         "Accuracy after each update, on a log axis. Fitting the training pairs comes first "
         "(dashed); grokking is the later rise on pairs never seen in training (solid). Marked: the "
-        "first of five consecutive evaluations of at least 99 %."
+        "first of five consecutive evaluations of at least 99 %; of many seeds the median has its "
+        "number."
     )
     return (plots.grokking(caption, alt, panels),)
 
@@ -255,7 +297,7 @@ def _screen(report: GrokOutcomes) -> list[Note]:
     return [Note(f"The plan's rule selects here rate {w.listing(chosen)}.")] if chosen else []
 
 
-def _by_seed(report: GrokOutcomes) -> list[Block]:
+def _by_seed(report: GrokOutcomes) -> Table:
     seeds = report.campaign.seeds
     rows = []
     for arm in report.campaign.arms:
@@ -267,31 +309,4 @@ def _by_seed(report: GrokOutcomes) -> list[Block]:
             for s in seeds
         ]
         rows.append((f"{arm.title} {arm.group}".strip(), *cells))
-    blocks: list[Block] = [
-        Table("Grok step of each seed.", ("arm", *(f"seed {s}" for s in seeds)), tuple(rows))
-    ]
-    pairs = []
-    for control, candidate in report.comparisons():
-        first, second = report.outcomes[control.name], report.outcomes[candidate.name]
-        both = [
-            (first[s]["grok_step"], second[s]["grok_step"])
-            for s in seeds
-            if s in first and s in second
-        ]
-        known = [(a, b) for a, b in both if a is not None and b is not None]
-        if not known:
-            continue
-        result = paired([a for a, _ in known], [b for _, b in known])
-        pairs.append(
-            (
-                f"{candidate.title} − {control.title} {candidate.group}".strip(),
-                f"{len(known)} of {len(both)}",
-                *(w.signed(result.mean, 1), w.interval(result.low, result.high, 1)),
-                f"{result.wins}/{len(known)}",
-            )
-        )
-    if pairs:
-        caption = "Paired differences of grok steps over the seeds on which both arms grok."
-        columns = ("pair", "seeds", "mean", "95 % interval", "wins")
-        blocks.append(Table(caption, columns, tuple(pairs)))
-    return blocks
+    return Table("Grok step of each seed.", ("arm", *(f"seed {s}" for s in seeds)), tuple(rows))

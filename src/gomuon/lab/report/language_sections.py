@@ -6,16 +6,19 @@ import math
 
 from gomuon.lab import formatting as w
 from gomuon.lab.errors import LabError
-from gomuon.lab.report import plots
+from gomuon.lab.experiments.run_config import VALIDATION_LOSS
+from gomuon.lab.report import difference_sections, plots, target_sections
 from gomuon.lab.report.common_sections import nothing_yet, paper_notes
-from gomuon.lab.report.difference_sections import differences
 from gomuon.lab.report.document import Block, Cell, Note, Section, Standing, Table
+from gomuon.lab.report.held_out_plot import HeldOutCurve, held_out
+from gomuon.lab.report.target_sections import TimedArm
 from gomuon.lab.results.campaigns import ArmRuns, Campaign
+from gomuon.lab.results.comparisons import Comparison
 from gomuon.lab.results.language_outcomes import (
     GEOMETRIC_MEAN,
     LanguageOutcomes,
     Measure,
-    PairedSeeds,
+    held_out_course,
     outcome,
 )
 from gomuon.lab.results.runs import METRICS, Run
@@ -25,21 +28,24 @@ def headline(report: LanguageOutcomes) -> str:
     ranking = report.ranked()
     if not ranking:
         return nothing_yet(report.campaign)
-    pairs = [(c, d, report.paired(c, d, report.deciding)) for c, d in report.headline_pairs()]
-    told = [(control, candidate, p) for control, candidate, p in pairs if p is not None]
+    pairs = [(c, d, report.judge(c, d)) for c, d in report.headline_pairs()]
+    told = [(control, candidate, found) for control, candidate, found in pairs if found is not None]
     if not told:
         arm, value = ranking[0]
         return f"{arm.title}: loss {w.loss(value)} ({report.deciding.title})"
-    parts = [_gain(control, result) for control, _, result in told]
+    parts = [_gain(report, control, found) for control, _, found in told]
     return f"{told[0][1].title} has {w.listing(parts)}"
 
 
-def _gain(control: ArmRuns, result: PairedSeeds) -> str:
+def _gain(report: LanguageOutcomes, control: ArmRuns, found: Comparison) -> str:
+    result = found.paired
     if math.isnan(result.mean):
         return f"no result against {control.title}, because a run diverged"
     way = "lower" if result.mean < 0 else "higher"
-    text = f"{abs(100 * result.relative):.2f} % {way} training loss than {control.title}"
-    if result.low <= 0 <= result.high:
+    held_out = report.deciding.key == VALIDATION_LOSS
+    loss = report.deciding.title if held_out else "training loss"
+    text = f"{abs(100 * result.relative):.2f} % {way} {loss} than {control.title}"
+    if found.low <= 0 <= found.high:
         text += f", which {w.many(len(result.differences), 'seed')} cannot tell from a tie"
     return text
 
@@ -48,17 +54,25 @@ def evidence(report: LanguageOutcomes) -> str:
     """How certain the difference in the headline is."""
     told = []
     for control, candidate in report.headline_pairs():
-        result = report.paired(control, candidate, report.deciding)
-        if result is None or not math.isfinite(result.mean):
+        found = report.judge(control, candidate)
+        if found is None or not math.isfinite(found.paired.mean):
             continue
+        result = found.paired
         count = len(result.differences)
         text = f"Against {control.title}: lower on {result.wins} of {w.many(count, 'seed')}"
-        if math.isfinite(result.low) and result.mean:
+        if math.isfinite(found.low) and result.mean:
             scale = result.relative / result.mean
-            low, high = scale * result.low, scale * result.high
+            low, high = scale * found.low, scale * found.high
             text += f", 95 % interval {w.percent(low)} to {w.percent(high)}"
+        if found.family > 1 and count > 1:
+            text += f", widened because this is one of {found.family} pairs of arms"
         told.append(f"{text}.")
     return " ".join(told)
+
+
+def loss_name(measure: str) -> str:
+    """A measure as the name of a quantity: "loss, geometric mean", but "validation loss"."""
+    return measure if measure.endswith("loss") else f"loss, {measure}"
 
 
 def standings(report: LanguageOutcomes) -> tuple[Standing, ...]:
@@ -76,7 +90,7 @@ def standings(report: LanguageOutcomes) -> tuple[Standing, ...]:
                 place=f"{place}.",
                 name=arm.label,
                 result=f"{value:.4f}" if math.isfinite(value) else "–",
-                unit=f"loss, {report.deciding.title}",
+                unit=loss_name(report.deciding.title),
                 remark=remark.replace("+", ""),
                 color=arm.color,
                 winner=place == 1 and len(ranking) > 1,
@@ -86,13 +100,35 @@ def standings(report: LanguageOutcomes) -> tuple[Standing, ...]:
 
 
 def sections(report: LanguageOutcomes) -> list[Section]:
-    found = [Section("Loss curves", _curves(report))]
+    found = [Section("Loss curves", (*_curves(report), *_held_out(report)))]
     title = "The paper's table, and this one" if report.campaign.paper else "Results"
     found.append(Section(title, (_results(report), *paper_notes(report.campaign))))
-    found.append(Section("Paired differences", differences(report)))
+    found += difference_sections.sections(report)
+    found.append(_to_target(report))
     if report.campaign.tuning:
         found.append(Section("Tuning runs", (_tuning(report),)))
     return [section for section in found if section.blocks]
+
+
+def _to_target(report: LanguageOutcomes) -> Section:
+    """The updates to the loss that the plan declares; empty if it declares none."""
+    target = report.campaign.target
+    if target is None:
+        return Section("Time to the target", ())
+    kind = "mean training loss of a fortieth of the run"
+    if report.deciding.key == VALIDATION_LOSS:
+        kind = report.deciding.title
+    timed = {
+        arm.name: TimedArm(arm.title, arm.color, report.times(arm, target))
+        for arm in report.campaign.arms
+    }
+    pairs = [(timed[c.name], timed[d.name]) for c, d in report.comparisons()]
+    return target_sections.section(
+        "Time to the target",
+        f"a {kind} of {target:g}",
+        report.campaign.steps,
+        {"": (list(timed.values()), pairs)},
+    )
 
 
 def _curves(report: LanguageOutcomes) -> tuple[Block, ...]:
@@ -128,6 +164,36 @@ def _curves(report: LanguageOutcomes) -> tuple[Block, ...]:
         reference.title if reference else "",
     )
     return (plot,)
+
+
+def _held_out(report: LanguageOutcomes) -> tuple[Block, ...]:
+    """The losses on held-out data; empty if none was evaluated."""
+    if report.deciding.key != VALIDATION_LOSS:
+        return ()
+    curves = []
+    for arm in report.campaign.arms:
+        found: dict[int, list[float]] = {}
+        for run in arm.runs.values():
+            for step, value in held_out_course(run):
+                if math.isfinite(value):
+                    found.setdefault(step, []).append(value)
+        points = tuple((step, tuple(values)) for step, values in sorted(found.items()))
+        if points:
+            curves.append(HeldOutCurve(arm.title, arm.color, points))
+    if not curves:
+        return ()
+    name = report.deciding.title
+    last = [f"{arm.title} {w.loss(value)}" for arm, value in report.ranked()]
+    return (
+        held_out(
+            f"{name.capitalize()} at each evaluation: the mean over seeds, and a band from the "
+            "lowest to the highest.",
+            f"{name.capitalize()} against updates. "
+            + (f"In the end: {w.listing(last)}." if last else "No run has finished yet."),
+            curves,
+            name,
+        ),
+    )
 
 
 def _reference(report: LanguageOutcomes) -> tuple[ArmRuns | None, list[ArmRuns]]:
@@ -184,7 +250,10 @@ def _results(report: LanguageOutcomes) -> Table:
             ]
             rows.append(("here against paper", *apart))
     seeds = tuple(report.common_seeds())
-    caption = "Mean training loss of each window and their geometric mean; lower is better"
+    caption = "Mean training loss of each window and their geometric mean"
+    if report.deciding.key == VALIDATION_LOSS:
+        caption += f", and the {report.deciding.title} after the last update, which decides"
+    caption += "; lower is better"
     caption += f"; here over {w.seeds(seeds)}." if seeds else "; no seed is finished in every arm."
     heads = tuple(_head(m) if campaign.paper else m.title for m in measures)
     return Table(caption, ("", *heads) if campaign.paper else ("arm", "rate", *heads), tuple(rows))

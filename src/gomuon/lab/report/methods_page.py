@@ -22,8 +22,8 @@ CODE_WIDTH = 96
 INTRODUCTION = """\
 # Methods
 
-Made by `make docs` from the recipes in `src/gomuon/methods/`, one file for each method; change them
-there.
+Made by `make pages` from the recipes in `src/gomuon/methods/`, one file for each method; change
+them there.
 
 All methods share one step and differ in three choices: where the geometry comes from, how it is
 used, and when it is refreshed. G is the gradient of a weight W [m, n], M its momentum, M̂ the source

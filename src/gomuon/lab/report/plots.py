@@ -15,6 +15,8 @@ from gomuon.lab.report.curves import mean_over_seeds, smooth, thin, thin_extreme
 from gomuon.lab.report.document import Plot
 from gomuon.lab.report.svg import Style, label, make_plot
 
+MANY = 6  # labels of grok steps that a picture has room for
+
 
 @dataclass(frozen=True)
 class LossCurves:
@@ -49,6 +51,8 @@ class DifferenceRow:
     low: float
     high: float
     legend: str = ""
+    outer_low: float = math.nan  # of the interval that holds for several comparisons together
+    outer_high: float = math.nan
 
 
 def losses(
@@ -68,7 +72,7 @@ def losses(
         )
         top: Axes = grid[0, 0]
         _loss_curves(top, arms, style)
-        _legend(top, style)
+        draw_legend(top, style)
         top.set_ylabel("training loss")
         if differences:
             below: Axes = grid[1, 0]
@@ -103,7 +107,7 @@ def grokking(caption: str, alt: str, panels: Sequence[AccuracyPanel]) -> Plot:
             _accuracies(axes, panel, style)
             if panel.title:
                 axes.set_title(label(panel.title, 40), fontsize=10, loc="left")
-        _legend(grid[0, 0], style, extra=True)
+        draw_legend(grid[0, 0], style, extra=True)
         grid[-1, 0].set_xlabel("update (log scale)")
 
     count = len(panels)
@@ -120,8 +124,10 @@ def paired_differences(caption: str, alt: str, rows: Sequence[DifferenceRow]) ->
             color = style.color(row.color)
             spread = np.linspace(-0.16, 0.16, len(row.values)) if len(row.values) > 1 else [0.0]
             axes.plot(row.values, i + np.asarray(spread), "o", color=color, ms=4, alpha=0.55)
+            if math.isfinite(row.outer_low):
+                axes.plot([row.outer_low, row.outer_high], [i, i], color=color, lw=0.9)
             if math.isfinite(row.low):
-                axes.plot([row.low, row.high], [i, i], color=color, lw=2.2)
+                axes.plot([row.low, row.high], [i, i], color=color, lw=2.6)
             shown = label(row.legend, 34) if row.legend not in named else ""
             named.add(row.legend)
             axes.plot([row.mean], [i], "D", color=color, ms=6, mec=style.paper, label=shown or None)
@@ -132,7 +138,7 @@ def paired_differences(caption: str, alt: str, rows: Sequence[DifferenceRow]) ->
         axes.set_xlabel("% of the control's loss")
         axes.xaxis.set_major_formatter(FuncFormatter(_signed))
         if len(named) > 1:
-            _legend(axes, style)
+            draw_legend(axes, style)
 
     height = 1.1 + 0.36 * len(rows)
     return make_plot(caption, alt, draw_on, (height, height + 0.2))
@@ -179,7 +185,7 @@ def _difference_curves(axes: Axes, arms: Sequence[LossCurves], style: Style) -> 
 def _accuracies(axes: Axes, panel: AccuracyPanel, style: Style) -> None:
     named: set[str] = set()
     last = 10
-    for i, run in enumerate(panel.runs):
+    for run in panel.runs:
         color = style.color(run.color)
         legend = None if run.name in named else label(run.name)
         named.add(run.name)
@@ -191,17 +197,22 @@ def _accuracies(axes: Axes, panel: AccuracyPanel, style: Style) -> None:
         if run.grok is not None:
             axes.axvline(run.grok, color=color, lw=1, alpha=0.5)
             axes.plot([run.grok], [99], "o", color=color, ms=7, mec=style.paper, zorder=5)
-            # Different heights, so that labels of neighbours do not overlap.
-            axes.annotate(
-                f" {run.grok:,} ",
-                (run.grok, 6 + 11 * (i % 6)),
-                color=style.paper,
-                fontsize=9,
-                fontweight="bold",
-                ha="center",
-                va="center",
-                bbox={"boxstyle": "round,pad=0.2", "facecolor": color, "edgecolor": "none"},
-            )
+    for i, (color, step) in enumerate(_marked(panel.runs)):
+        # Different heights, so that labels of neighbours do not overlap.
+        axes.annotate(
+            f" {step:,} ",
+            (step, 6 + 11 * (i % 6)),
+            color=style.paper,
+            fontsize=9,
+            fontweight="bold",
+            ha="center",
+            va="center",
+            bbox={
+                "boxstyle": "round,pad=0.2",
+                "facecolor": style.color(color),
+                "edgecolor": "none",
+            },
+        )
     axes.axhline(99, color=style.ink, lw=0.8, ls=(0, (1, 2)))
     axes.set_xscale("log")
     axes.set_xlim(min(10, last / 2), last * 1.05)
@@ -214,7 +225,19 @@ def _accuracies(axes: Axes, panel: AccuracyPanel, style: Style) -> None:
     axes.set_ylabel("accuracy, %")
 
 
-def _legend(axes: Axes, style: Style, extra: bool = False) -> None:
+def _marked(runs: Sequence[AccuracyCurve]) -> list[tuple[int, int]]:
+    """The grok steps that get a label, with their colours: all, or with many the arms' medians."""
+    groks: dict[tuple[str, int], list[int]] = {}
+    for run in runs:
+        if run.grok is not None:
+            groks.setdefault((run.name, run.color), []).append(run.grok)
+    if sum(map(len, groks.values())) > MANY:
+        groks = {arm: [sorted(steps)[(len(steps) - 1) // 2]] for arm, steps in groks.items()}
+    return [(color, step) for (_, color), steps in groks.items() for step in steps]
+
+
+def draw_legend(axes: Axes, style: Style, extra: bool = False) -> None:
+    """A legend above the axes, in as many columns as fit."""
     handles, labels = axes.get_legend_handles_labels()
     if extra:
         for dashes, text in (("-", "held out"), ((0, (3, 2)), "training")):
@@ -222,7 +245,7 @@ def _legend(axes: Axes, style: Style, extra: bool = False) -> None:
             handles.append(line)
             labels.append(text)
     widest = max((len(text) for text in labels), default=0) + 6
-    room = 110 if style.wide else 38  # letters per line
+    room = 98 if style.wide else 38  # letters per line
     columns = len(labels) if sum(len(text) + 6 for text in labels) < room else room // widest
     axes.legend(
         handles,

@@ -39,9 +39,10 @@ def clock_in_words(recipe: Recipe) -> str:
     if not recipe.has_geometry:
         return "–"
     clock, defaults = recipe.clock, recipe.defaults
-    maps = _interval_in_words(1 if clock.maps is None else defaults[clock.maps])
+    at = ", at the last of them" if clock.ahead(defaults) else ""
+    maps = _interval_in_words(1 if clock.maps is None else defaults[clock.maps]) + at
     own = 1 if clock.statistics is None else defaults[clock.statistics]
-    factors = maps if own is None else _interval_in_words(own)
+    factors = maps if own is None else _interval_in_words(own) + at
     if not any(name.endswith("_factor") for name in recipe.geometry.entries):
         return f"maps {maps}"
     return f"factors and maps {maps}" if factors == maps else f"factors {factors}, maps {maps}"

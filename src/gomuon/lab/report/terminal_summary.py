@@ -11,7 +11,7 @@ from rich.text import Text
 
 from gomuon.lab.experiments.loss_windows import window_name
 from gomuon.lab.experiments.plan import Arm, Plan
-from gomuon.lab.experiments.run_config import HELD_OUT_TASKS
+from gomuon.lab.experiments.run_config import is_held_out
 from gomuon.lab.formatting import ABSENT, duration
 from gomuon.lab.results.runs import Run
 from gomuon.lab.results.statistics import loss_score, score_name
@@ -39,7 +39,7 @@ def _language(plan: Plan, runs: Sequence[Run], table: Table) -> None:
     for name in names:
         table.add_column(name, justify="right")
     table.add_column("geometric mean", justify="right")
-    if plan.task in HELD_OUT_TASKS:
+    if is_held_out(plan.task):
         table.add_column(score_name(plan.task), justify="right")
     if plan.paper is not None:
         table.add_column("paper", justify="right")
@@ -49,7 +49,7 @@ def _language(plan: Plan, runs: Sequence[Run], table: Table) -> None:
         row = [arm.title, ", ".join(sorted(rates)) or ABSENT]
         row += [_mean([result["windows"].get(name) for result in results]) for name in names]
         row.append(_mean([result["geometric_mean"] for result in results]))
-        if plan.task in HELD_OUT_TASKS:
+        if is_held_out(plan.task):
             row.append(_mean([loss_score(result) for result in results]))
         if plan.paper is not None:
             printed = plan.paper.geometric_mean.get(arm.name)

@@ -1,4 +1,7 @@
-"""Write the report of a campaign: `report.md` and `report.html`, rendered from one document."""
+"""Write the report of a campaign: `report.md` and `report.html`, rendered from one document.
+
+A sweep also gets its picture as `rates.svg` and `rates-dark.svg`.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from gomuon.lab.experiments.selection import EXPERIMENT
 from gomuon.lab.files import write_text
 from gomuon.lab.input_checks import errors_naming
 from gomuon.lab.report import common_sections, grokking_sections, language_sections, sweep_sections
-from gomuon.lab.report.document import Document, Note, Section, Standing
+from gomuon.lab.report.document import Document, Note, Plot, Section, Standing
 from gomuon.lab.report.html import render_html
 from gomuon.lab.report.markdown import render_markdown
 from gomuon.lab.results.campaigns import Campaign, read_campaign
@@ -19,10 +22,11 @@ from gomuon.lab.results.grokking_outcomes import analyse as analyse_grokking
 from gomuon.lab.results.language_outcomes import analyse as analyse_language
 
 MARKDOWN, HTML = "report.md", "report.html"
+RATES, RATES_DARK = "rates.svg", "rates-dark.svg"
 
 
 def write_report(folder: str | Path) -> tuple[Path, Path]:
-    """Write both files into the folder of a campaign or a single run; return their paths.
+    """Write the files into the folder of a campaign or a single run; return the report's paths.
 
     Raises:
         LabError: the folder is neither, a file is damaged, the runs may not be compared, or the
@@ -32,9 +36,19 @@ def write_report(folder: str | Path) -> tuple[Path, Path]:
     with errors_naming(folder):
         document = build_document(read_campaign(folder))
         texts = {MARKDOWN: render_markdown(document), HTML: render_html(document)}
+        texts |= _pictures(document)
     for name, text in texts.items():
         write_text(folder / name, text)
     return folder / MARKDOWN, folder / HTML
+
+
+def _pictures(document: Document) -> dict[str, str]:
+    """The picture of a sweep, for use outside of the report."""
+    for section in document.sections:
+        for block in section.blocks if section.title == sweep_sections.TITLE else ():
+            if isinstance(block, Plot):
+                return {RATES: block.wide, RATES_DARK: block.wide_dark}
+    return {}
 
 
 def build_document(campaign: Campaign) -> Document:
@@ -63,7 +77,7 @@ def _findings(campaign: Campaign) -> tuple[str, str, tuple[Standing, ...], list[
         grok = analyse_grokking(campaign)
         return (
             grokking_sections.headline(grok),
-            "",
+            grokking_sections.evidence(grok),
             grokking_sections.standings(grok),
             grokking_sections.sections(grok),
         )

@@ -75,6 +75,7 @@ class Campaign:
     timing: dict[str, list[float]] | None
     missing: tuple[str, ...]  # in the plan, but not started
     foreign: tuple[str, ...]  # in the folder, but not in the plan
+    target: float | None = None  # the loss to which the updates of every run are counted
 
     @property
     def groups(self) -> list[str]:
@@ -141,6 +142,7 @@ def _campaign(folder: Path, plan: dict[str, Any], load: Callable[[Path], Run]) -
         settings = {key: plan[key] for key in SHARED}
         words = {key: str(plan[key]) for key in ("title", "experiment", "statistic", "rule")}
         tuning_seed = plan.get("tuning_seed")
+        target = None if plan.get("target") is None else float(plan["target"])
     except KeyError as error:
         raise LabError(f"{path}: field {error.args[0]!r} is missing") from error
     except BAD_VALUE_ERRORS as error:
@@ -193,6 +195,7 @@ def _campaign(folder: Path, plan: dict[str, Any], load: Callable[[Path], Run]) -
         timing=_timing(folder / TIMING) if (folder / TIMING).is_file() else None,
         missing=tuple(missing),
         foreign=tuple(foreign),
+        target=target,
     )
     _require_pairs(campaign)
     return campaign

@@ -11,7 +11,7 @@ from typing import Any
 from gomuon.lab.experiments import optimizers
 from gomuon.lab.experiments.loss_windows import window_name
 from gomuon.lab.experiments.plan import Plan, tuning_name
-from gomuon.lab.experiments.selection import FILE, FORMAT, Candidate
+from gomuon.lab.experiments.selection import EXPERIMENT, FILE, FORMAT, Candidate
 from gomuon.lab.files import write_json
 from gomuon.lab.results.campaigns import Campaign
 from gomuon.lab.results.runs import Run
@@ -110,7 +110,7 @@ def score_candidate(
     finite = [score for score in scores if score is not None and math.isfinite(score)]
     diverged = any("diverged_at" in (run.result or {}) for run in known)
     score = None if diverged or len(finite) < len(scores) else _mean(finite)
-    return Candidate(arm, method, rate, momentum, score, accuracy)
+    return Candidate(arm, method, rate, momentum, score, accuracy, by_seed=tuple(finite))
 
 
 def picks_of(plan: Plan, runs: Sequence[Run]) -> list[Pick]:
@@ -219,6 +219,7 @@ def write_selection(folder: Path, plan: Plan, picks: Sequence[Pick]) -> Path:
             "edge": pick.edge,
             "warning": pick.warning(),
             "candidates": [_entry(candidate) for candidate in pick.candidates],
+            **_options(plan, pick.method),
         }
     path = folder / FILE
     write_json(
@@ -238,6 +239,13 @@ def write_selection(folder: Path, plan: Plan, picks: Sequence[Pick]) -> Path:
         },
     )
     return path
+
+
+def _options(plan: Plan, method: str) -> dict[str, Any]:
+    """Keywords that all arms of a sweep's method had, besides the momentum."""
+    of_method = [arm.options for arm in plan.arms if arm.optimizer == method]
+    keywords = {key: value for key, value in of_method[0].items() if key != "momentum"}
+    return {"options": keywords} if keywords and plan.experiment == EXPERIMENT else {}
 
 
 def _entry(candidate: Candidate) -> dict[str, Any]:

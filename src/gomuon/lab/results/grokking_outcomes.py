@@ -10,6 +10,7 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.results.campaigns import ArmRuns, Campaign
 from gomuon.lab.results.runs import METRICS, Run
 from gomuon.lab.results.statistics import grokking_result
+from gomuon.lab.results.survival import Time, TimesCompared, compare_times
 
 NEVER = math.inf  # the grok step of a run that does not grok
 
@@ -71,6 +72,30 @@ class GrokOutcomes:
     def final_accuracy(self, arm: ArmRuns) -> float:
         values = [outcome["final_test_accuracy"] or 0.0 for outcome in self.ranked_outcomes(arm)]
         return math.fsum(values) / len(values) if values else 0.0
+
+    def times(self, arm: ArmRuns) -> dict[int, Time]:
+        """When each finished run groks.
+
+        One that does not is censored at the planned length. So is one that diverged: it made fewer
+        updates, but it is known that more of them would not have helped.
+        """
+        found = self.outcomes[arm.name]
+        return {
+            seed: Time(self.campaign.steps, False)
+            if outcome["grok_step"] is None
+            else Time(outcome["grok_step"], True)
+            for seed, outcome in found.items()
+        }
+
+    def judge(self, control: ArmRuns, candidate: ArmRuns) -> TimesCompared | None:
+        """The two arms that came out first in a race, judged as one of all pairs of arms."""
+        first, second = self.times(control), self.times(candidate)
+        if not set(first) & set(second):
+            return None
+        arms = len(self.ranked(self.campaign.members(candidate.group)))
+        family = arms * (arms - 1) // 2 if self.campaign.race else 1
+        (found,) = compare_times([(first, second)], self.campaign.steps, family=family)
+        return found
 
     def comparisons(self) -> list[tuple[ArmRuns, ArmRuns]]:
         """The declared pairs of control and candidate."""

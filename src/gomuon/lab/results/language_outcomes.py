@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from gomuon.lab import formatting as w
 from gomuon.lab.errors import LabError
 from gomuon.lab.experiments.loss_windows import PAPER_WINDOWS, window_name
-from gomuon.lab.experiments.run_config import HELD_OUT_TASKS, VALIDATION_LOSS
+from gomuon.lab.experiments.run_config import VALIDATION_LOSS, is_held_out
 from gomuon.lab.results.campaigns import ArmRuns, Campaign
+from gomuon.lab.results.comparisons import Comparison, compare_all
 from gomuon.lab.results.runs import METRICS, Run
 from gomuon.lab.results.statistics import language_result, loss_score, paired, score_name
+from gomuon.lab.results.survival import Time
 
 GEOMETRIC_MEAN = "geometric mean"
+TRAILING = 40  # of a run's length; one batch's loss may be low by chance
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,44 @@ class LanguageOutcomes:
             result.wins,
         )
 
+    def times(self, arm: ArmRuns, target: float) -> dict[int, Time]:
+        """When each finished run reaches a loss; one that does not is censored at its length."""
+        held_out, steps = self.deciding.key == VALIDATION_LOSS, self.campaign.steps
+        found = {}
+        for seed, run in arm.finished.items():
+            courses = held_out_course(run) if held_out else trailing_course(run, steps)
+            step = next((step for step, loss in courses if loss <= target), None)
+            found[seed] = Time(steps, False) if step is None else Time(step, True)
+        return found
+
+    def compare_all(self) -> list[tuple[ArmRuns, ArmRuns, Comparison]]:
+        """The declared pairs by the deciding measure, judged as one family."""
+        pairs = [(c, d) for c, d in self.comparisons() if self._values(c, d) is not None]
+        found = compare_all([self._values(c, d) or ((), ()) for c, d in pairs])
+        return [(*pair, comparison) for pair, comparison in zip(pairs, found, strict=True)]
+
+    def judge(self, control: ArmRuns, candidate: ArmRuns) -> Comparison | None:
+        """A pair of the headline, by the deciding measure.
+
+        A race's headline is about the two arms that came out first, so it is judged as one of all
+        pairs of arms. An experiment's pairs were declared, each with its own interval.
+        """
+        values = self._values(control, candidate)
+        if values is None:
+            return None
+        arms = len(self.ranked())
+        (found,) = compare_all([values], family=arms * (arms - 1) // 2 if self.campaign.race else 1)
+        return found
+
+    def _values(
+        self, control: ArmRuns, candidate: ArmRuns
+    ) -> tuple[list[float], list[float]] | None:
+        """The deciding measure of both arms on the seeds that both have finished."""
+        first, second = self.outcomes[control.name], self.outcomes[candidate.name]
+        seeds = [seed for seed in self.campaign.seeds if seed in first and seed in second]
+        key = self.deciding.key
+        return ([first[s][key] for s in seeds], [second[s][key] for s in seeds]) if seeds else None
+
 
 def analyse(campaign: Campaign) -> LanguageOutcomes:
     measures = [
@@ -108,12 +149,30 @@ def analyse(campaign: Campaign) -> LanguageOutcomes:
     }
     windows_in_paper = {key for row in campaign.printed("windows").values() for key in row}
     held_out = Measure(score_name(campaign.task), VALIDATION_LOSS, VALIDATION_LOSS)
-    has_held_out = campaign.task in HELD_OUT_TASKS
+    has_held_out = is_held_out(campaign.task)
     deciding = held_out if has_held_out else mean
     if len(windows_in_paper) == 1:  # the paper judges this experiment by a single window
         deciding = next((m for m in measures if m.paper_key in windows_in_paper), mean)
     shown = (*measures, mean, held_out) if has_held_out else (*measures, mean)
     return LanguageOutcomes(campaign, shown, deciding, outcomes)
+
+
+def held_out_course(run: Run) -> list[tuple[int, float]]:
+    """The steps of a run's evaluations, and their validation losses."""
+    return [
+        (int(line["step"]), float(line[VALIDATION_LOSS]))
+        for line in run.metrics
+        if VALIDATION_LOSS in line
+    ]
+
+
+def trailing_course(run: Run, steps: int) -> list[tuple[int, float]]:
+    """The training loss at each step, averaged over the last fortieth of the run's length."""
+    width = max(1, steps // TRAILING)
+    losses = [float(line["loss"]) for line in run.metrics]
+    return [
+        (end, math.fsum(losses[end - width : end]) / width) for end in range(width, len(losses) + 1)
+    ]
 
 
 def outcome(run: Run, campaign: Campaign) -> dict[str, float]:
@@ -122,7 +181,7 @@ def outcome(run: Run, campaign: Campaign) -> dict[str, float]:
     except (KeyError, TypeError, ValueError) as error:
         raise LabError(f"{run.folder / METRICS}: no loss for every window ({error})") from error
     found = {**result["windows"], GEOMETRIC_MEAN: result["geometric_mean"]}
-    if campaign.task in HELD_OUT_TASKS:
+    if is_held_out(campaign.task):
         found[VALIDATION_LOSS] = loss_score(result)
     # A diverged run has no mean for later windows; NaN ranks last.
     return {key: math.nan if value is None else value for key, value in found.items()}

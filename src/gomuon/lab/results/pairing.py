@@ -6,10 +6,10 @@ import hashlib
 import json
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from gomuon.lab.errors import LabError
+from gomuon.lab.experiments.content_hash import add_tensor
 from gomuon.lab.experiments.tasks import Task
 from gomuon.lab.results.runs import Run
 
@@ -26,7 +26,7 @@ def hash_value(value: Any) -> str:
         return value
     digest = hashlib.sha256()
     if isinstance(value, Tensor):
-        _add_tensor(digest, value)
+        add_tensor(digest, value)
     else:
         canonical = json.dumps(value, sort_keys=True, separators=(",", ":"))
         digest.update(canonical.encode())
@@ -38,13 +38,8 @@ def hash_parameters(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(name.encode() + b"\0")
-        _add_tensor(digest, parameter.detach())
+        add_tensor(digest, parameter)
     return digest.hexdigest()
-
-
-def _add_tensor(digest: Any, tensor: Tensor) -> None:
-    digest.update(f"{tensor.dtype} {tuple(tensor.shape)}\0".encode())
-    digest.update(tensor.contiguous().cpu().view(torch.uint8).numpy().tobytes())
 
 
 def hashes(task: Task, model: nn.Module) -> dict[str, str]:

@@ -21,6 +21,8 @@ from gomuon.lab.input_checks import BAD_VALUE_ERRORS, is_file
 FORMAT = 1
 MANIFEST, METRICS, TIMING = "manifest.json", "metrics.jsonl", "timing.jsonl"
 CHECKPOINT, RESULT = "checkpoint.pt", "result.json"
+OWN, CONTINUATION = "own", "continuation"  # of code from outside; see `running.trials`
+DIFFERS_AT = "differs_at"  # an update that gave something else when it was made again
 RESUMED = "resumed"  # the manifest's list of changes when a run was continued
 
 

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from scipy import special
+
 from gomuon.lab.experiments.loss_windows import LossWindow, window_name, windows_for
-from gomuon.lab.experiments.run_config import HELD_OUT_TASKS, VALIDATION_LOSS
+from gomuon.lab.experiments.run_config import VALIDATION_LOSS, is_held_out
 
 GROK_THRESHOLD = 0.99
 GROK_EVALUATIONS = 5
@@ -98,33 +100,11 @@ def paired(
     )
 
 
-def student_t_cdf(t: float, freedom: int) -> float:
-    """P(T ≤ t), by the finite series for an integer number of degrees of freedom."""
-    angle = math.atan2(t, math.sqrt(freedom))
-    sine, cosine = math.sin(angle), math.cos(angle)
-    odd = freedom % 2
-    total, term = 0.0, cosine if odd else 1.0
-    for k in range(1 + odd, freedom, 2):
-        total += term
-        term *= cosine * cosine * k / (k + 1)
-    inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
-    return 0.5 + inside / 2
-
-
 def student_t_quantile(probability: float, freedom: int) -> float:
     """The t with P(T ≤ t) = probability, for probability in [1/2, 1)."""
     if not 0.5 <= probability < 1 or freedom < 1:
         raise ValueError(f"no quantile for probability {probability} and {freedom} degrees")
-    low, high = 0.0, 1.0
-    while student_t_cdf(high, freedom) < probability:
-        high *= 2
-    for _ in range(200):
-        middle = (low + high) / 2
-        if student_t_cdf(middle, freedom) < probability:
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+    return float(special.stdtrit(freedom, probability))
 
 
 def first_reaching(
@@ -194,7 +174,9 @@ def loss_score(result: Mapping[str, Any]) -> float | None:
 
 def score_name(task: str) -> str:
     """The head of a column with that number."""
-    return "validation loss" if task in HELD_OUT_TASKS else "geometric mean"
+    if task == "regression":
+        return "excess loss"  # the expected loss minus that of the optimum, both computed
+    return "validation loss" if is_held_out(task) else "geometric mean"
 
 
 def grokking_result(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -15,7 +15,9 @@ import torch
 from torch import nn
 
 from gomuon.lab.errors import LabError
+from gomuon.lab.experiments.foreign import AnyOptimizer, parts_of
 from gomuon.lab.files import read_first_lines, readable_size, write_atomically
+from gomuon.optimizer import MatrixOptimizer
 
 FORMAT = 1
 ADAMW_STATE = {"step", "exp_avg", "exp_avg_sq"}
@@ -36,9 +38,7 @@ class Position:
     counts: dict[str, int]
 
 
-def save(
-    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, position: Position
-) -> None:
+def save(path: Path, model: nn.Module, optimizer: AnyOptimizer, position: Position) -> None:
     state = {
         "format": FORMAT,
         "step": position.step,
@@ -53,7 +53,7 @@ def save(
 def restore(
     path: Path,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: AnyOptimizer,
     *,
     steps: int,
     files: tuple[str, ...],
@@ -72,16 +72,17 @@ def restore(
     Raises:
         LabError: the checkpoint cannot be used; the message says what to do.
     """
-    settings = [_settings(group) for group in optimizer.param_groups]
+    settings = _settings(optimizer)
     try:
         readable_size(path)
         state = torch.load(path, weights_only=True)
         position = _position(state, steps, files, counts)
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
-        if [_settings(group) for group in optimizer.param_groups] != settings:
+        if _settings(optimizer) != settings:
             raise ValueError("the settings of its optimizer are not those of the run")
-        _check_state(optimizer, position.step)
+        for part in parts_of(optimizer):
+            _check_state(part, position.step)
     except Exception as error:  # torch may raise anything for a damaged file
         raise unusable(path, error) from error
     for name in files:
@@ -120,21 +121,30 @@ def _whole(value: Any) -> bool:
     return type(value) is int and value >= 0
 
 
-def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings that no update changes, unlike the rate and the step."""
-    return {name: group[name] for name in group if name not in ("params", "lr", "step")}
+def _settings(optimizer: AnyOptimizer) -> list[dict[str, Any]]:
+    """The settings of each group that no update changes, unlike the rate and the step.
+
+    A class from outside may keep what it likes in its groups, so they are not compared.
+    """
+    groups = [group for part in parts_of(optimizer) if _known(part) for group in part.param_groups]
+    changing = ("params", "lr", "step")
+    return [{name: group[name] for name in group if name not in changing} for group in groups]
+
+
+def _known(optimizer: torch.optim.Optimizer) -> bool:
+    return isinstance(optimizer, MatrixOptimizer) or type(optimizer) is torch.optim.AdamW
 
 
 def _check_state(optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Check the step of the optimizer, and all state of torch's AdamW, which checks nothing itself.
+    """Check the step of ours, and all state of torch's AdamW, which checks nothing itself.
 
     Raises:
         ValueError: something is missing or has another size.
     """
-    for group in optimizer.param_groups:
+    for group in optimizer.param_groups if _known(optimizer) else ():
         if group.get("step", step) != step:
             raise ValueError(f"its optimizer is at step {group['step']!r}, the run at {step}")
-        if not isinstance(optimizer, torch.optim.AdamW):
+        if isinstance(optimizer, MatrixOptimizer):
             continue
         for parameter in group["params"] if step else ():
             state = optimizer.state.get(parameter, {})

@@ -9,7 +9,7 @@ from typing import Any
 
 from gomuon.lab.data import corpora
 from gomuon.lab.errors import LabError
-from gomuon.lab.experiments import optimizers, tasks
+from gomuon.lab.experiments import optimizers, own_code, tasks
 from gomuon.lab.experiments.plan import Plan, run_name
 from gomuon.lab.experiments.run_config import RunConfig
 from gomuon.lab.experiments.selection import FILE as SELECTION
@@ -25,6 +25,7 @@ from gomuon.lab.input_checks import errors_naming, is_file, require_whole
 from gomuon.lab.results.candidates import screen, tuned_picks, write_selection
 from gomuon.lab.results.runs import Run, is_finished, load_run
 from gomuon.lab.running.timing import time_interleaved
+from gomuon.lab.running.trials import try_arms
 from gomuon.lab.running.workers import RunObserver, run_all
 
 PLAN, RUNS, TIMING = "plan.json", "runs", "timing.json"
@@ -102,7 +103,7 @@ def check(plan: Plan, data_dir: str | Path | None) -> None:
     """Refuse wrong names, wrong numbers and a missing corpus before anything is written."""
     tasks.check_name(plan.task)
     for arm in plan.arms:
-        optimizers.find(arm.optimizer)
+        optimizers.check_name(arm.optimizer)
     tuned = [arm.optimizer for arm in plan.arms if arm.grid]
     if len(set(tuned)) < len(tuned):
         raise LabError(
@@ -115,6 +116,8 @@ def check(plan: Plan, data_dir: str | Path | None) -> None:
         corpora.load(tasks.CORPUS[config.task], data_dir)
     short = dataclasses.replace(config, steps=1)
     tasks.build_model(tasks.build(short, data_dir))
+    if plan.paper is None:
+        try_arms(plan, data_dir)
 
 
 def declare(plan: Plan, folder: Path, argv: Sequence[str] | None = None) -> None:
@@ -129,6 +132,7 @@ def declare(plan: Plan, folder: Path, argv: Sequence[str] | None = None) -> None
         write_json(path, wanted if argv is None else {**wanted, "argv": list(argv)})
         return
     recorded = read_json(path)
+    own_code.require_same(recorded.get("own"), wanted.pop("own", {}), folder)
     for field in wanted:
         if recorded.get(field) != wanted[field]:
             was, now = _difference(recorded.get(field), wanted[field])

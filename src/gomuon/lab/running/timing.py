@@ -13,7 +13,7 @@ from gomuon.lab.errors import LabError
 from gomuon.lab.experiments import optimizers
 from gomuon.lab.experiments.plan import Plan
 from gomuon.lab.experiments.run_config import RunConfig
-from gomuon.lab.running.training import Diverged, Session
+from gomuon.lab.running.session import Diverged, Session
 
 UNIT = "whole step (forward, backward, optimizer)"
 

@@ -6,19 +6,16 @@ file to that length and repeats the later updates, which give the same bits.
 
 from __future__ import annotations
 
-import math
-import time
+import contextlib
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
-import gomuon
 from gomuon.lab import formatting, machine
 from gomuon.lab.errors import LabError
-from gomuon.lab.experiments import optimizers, tasks
+from gomuon.lab.experiments import own_code
 from gomuon.lab.experiments.run_config import RunConfig
 from gomuon.lab.files import (
     Journal,
@@ -29,13 +26,16 @@ from gomuon.lab.files import (
     remove_leftovers,
     write_json,
 )
-from gomuon.lab.input_checks import BAD_VALUE_ERRORS
+from gomuon.lab.input_checks import BAD_VALUE_ERRORS, parse_json
 from gomuon.lab.results import pairing
 from gomuon.lab.results.runs import (
     CHECKPOINT,
+    CONTINUATION,
+    DIFFERS_AT,
     FORMAT,
     MANIFEST,
     METRICS,
+    OWN,
     RESULT,
     RESUMED,
     TIMING,
@@ -47,6 +47,8 @@ from gomuon.lab.results.runs import (
 )
 from gomuon.lab.results.statistics import run_result
 from gomuon.lab.running import checkpoint
+from gomuon.lab.running.session import Diverged, Session
+from gomuon.lab.running.trials import Continuation, try_continuing
 
 
 @dataclass(frozen=True)
@@ -56,82 +58,6 @@ class UpdateReport:
     step: int
     seconds: float
     metrics: dict[str, Any]
-
-
-class Diverged(Exception):
-    """The loss or a gradient is not finite."""
-
-
-class Session:
-    """Model, optimizer and task of one run in memory; makes its updates."""
-
-    def __init__(self, config: RunConfig, data_dir: str | Path | None = None) -> None:
-        # The result depends on the number of threads, so it is part of the configuration.
-        torch.set_num_threads(config.threads)
-        self.config = config
-        self.task = tasks.build(config, data_dir)
-        self.model = tasks.build_model(self.task)
-        self.hashes = pairing.hashes(self.task, self.model)
-        self.optimizer = optimizers.build(
-            config.optimizer, self.model, config.lr, config.adamw_lr, config.options
-        )
-        self.multipliers = self.task.multipliers()
-        self.peaks = [group["lr"] for group in self.optimizer.param_groups]
-        self.counter = optimizers.watched(self.optimizer) if config.telemetry else None
-        counted = () if self.counter is None else optimizers.COUNTED
-        self.before = dict.fromkeys(counted, 0)  # before this process
-        self.restored: Path | None = None  # the checkpoint, until the first update after it
-
-    def update(self, step: int) -> tuple[dict[str, Any], float]:
-        """Make update ``step`` (from 1); return its metrics line and its seconds.
-
-        Raises:
-            Diverged: the loss or a gradient is not finite.
-        """
-        for group, peak in zip(self.optimizer.param_groups, self.peaks, strict=True):
-            group["lr"] = peak * self.multipliers[step - 1]
-        begun = time.perf_counter()
-        loss, extra = self.task.loss(self.model, step)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if self.task.max_norm is not None:
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.task.max_norm)
-        value = loss.item()
-        if not math.isfinite(value):
-            raise Diverged
-        try:
-            self.optimizer.step()
-        except gomuon.NonFiniteGradientError as error:
-            raise Diverged from error
-        seconds = time.perf_counter() - begun
-        line = {"step": step, "loss": value, **extra, **self.task.evaluate(self.model, step)}
-        if self.counter is not None:
-            line.update(self.counts())
-        return line, seconds
-
-    def counts(self) -> dict[str, int]:
-        """Counts over all updates, including those before the run was continued."""
-        if self.counter is None:
-            return dict(self.before)
-        now = self.counter.now()
-        return {name: seen + now[name] for name, seen in self.before.items()}
-
-    def save(self, path: Path, step: int, lengths: dict[str, int]) -> None:
-        position = checkpoint.Position(step, lengths, self.counts())
-        checkpoint.save(path, self.model, self.optimizer, position)
-
-    def restore(self, path: Path) -> tuple[int, dict[str, int]]:
-        """Load a checkpoint; return its last update and the lengths of the files at that time."""
-        found = checkpoint.restore(
-            path,
-            self.model,
-            self.optimizer,
-            steps=self.config.steps,
-            files=(METRICS, TIMING),
-            counts=tuple(self.before),
-        )
-        self.before, self.restored = found.counts, path
-        return found.step, found.lengths
 
 
 def train(
@@ -165,15 +91,21 @@ def train(
             return True
         refuse_links(*(folder / name for name in (MANIFEST, METRICS, TIMING, CHECKPOINT, RESULT)))
         session = Session(config, data_dir)
-        _open_manifest(session, folder)
+        continuation = _open_manifest(session, folder, data_dir)
+        for text in (session.note, continuation.problem):
+            if text:
+                say(text)
         step, lengths = 0, {METRICS: 0, TIMING: 0}
-        if (folder / CHECKPOINT).exists():
+        if continuation.checkpoints and (folder / CHECKPOINT).exists():
             step, lengths = session.restore(folder / CHECKPOINT)
+        repeated = _lines_after(folder / METRICS, lengths[METRICS])
         metrics = Journal(folder / METRICS, lengths[METRICS])
         timing = Journal(folder / TIMING, lengths[TIMING])
         try:
             _record_changes(config, folder, step, say)
-            return _continue(session, folder, step, metrics, timing, report, stop)
+            check = functools.partial(_check_repeated, folder, repeated, say)
+            keep = continuation.checkpoints
+            return _continue(session, folder, step, metrics, timing, report, stop, keep, check)
         finally:
             metrics.close()
             timing.close()
@@ -187,8 +119,12 @@ def _continue(
     timing: Journal,
     report: Callable[[UpdateReport], None],
     stop: Callable[[], bool],
+    keep: bool,
+    check: Callable[[dict[str, Any]], None],
 ) -> bool:
     def save() -> None:
+        if not keep:
+            return
         for journal in (metrics, timing):
             journal.sync()
         lengths = {METRICS: metrics.length, TIMING: timing.length}
@@ -210,6 +146,7 @@ def _continue(
                 raise
             raise checkpoint.unusable(session.restored, error) from error
         session.restored = None
+        check(line)
         step += 1
         metrics.append(line)
         timing.append({"step": step, "seconds": round(seconds, 6)})
@@ -233,31 +170,71 @@ def _continue(
     return True
 
 
-def _open_manifest(session: Session, folder: Path) -> None:
+def _open_manifest(session: Session, folder: Path, data_dir: str | Path | None) -> Continuation:
     """Write the manifest of a new run; check that of a continued one."""
-    path = folder / MANIFEST
+    path, config = folder / MANIFEST, session.config
+    own = own_code.sources(config.task, [config.optimizer])
     if path.exists():
-        manifest = _same_config(session.config, folder)
+        manifest = _same_config(config, folder)
+        own_code.require_same(manifest.get(OWN), own, folder)
         differing = pairing.differing_fields(manifest["hashes"], session.hashes)
         if differing:
             raise LabError(f"{folder} cannot be continued: its {differing[0]} hash has changed")
-        return
+        return Continuation.from_plain(manifest.get(CONTINUATION), path) if own else Continuation()
+    found = try_continuing(config, data_dir)
     write_json(
         path,
         {
             "format": FORMAT,
-            "config": session.config.as_dict(),
+            "config": config.as_dict(),
             "hashes": session.hashes,
-            **_provenance(session.config),
+            **_provenance(config),
+            **({OWN: own, CONTINUATION: found.as_dict()} if own else {}),
         },
     )
+    return found
+
+
+def _lines_after(path: Path, length: int) -> dict[int, dict[str, Any]]:
+    """Update -> its line, of updates that a stopped run made after its checkpoint."""
+    if not path.is_file():
+        return {}
+    found = {}
+    with path.open("rb") as file:
+        file.seek(length)
+        for text in file.read().splitlines():
+            with contextlib.suppress(*BAD_VALUE_ERRORS):  # the last line may be cut off
+                line = parse_json(text.decode())
+                found[int(line["step"])] = line
+    return found
+
+
+def _check_repeated(
+    folder: Path,
+    repeated: dict[int, dict[str, Any]],
+    say: Callable[[str], None],
+    line: dict[str, Any],
+) -> None:
+    """Say, once, that an update made again gave something else than before the run was stopped."""
+    before = repeated.pop(line["step"], line)
+    if before != line:
+        repeated.clear()
+        manifest = read_manifest(folder)
+        write_json(folder / MANIFEST, {**manifest, DIFFERS_AT: line["step"]})
+        say(
+            f"{folder.name}: update {line['step']}, made again, differs from the one before the "
+            f"run was stopped; so it does not end in the same bytes ({DIFFERS_AT} in {MANIFEST})"
+        )
 
 
 def _provenance(config: RunConfig) -> dict[str, Any]:
     """Code, versions and machine of a run; they may change when it is continued."""
     return {
         "commit": machine.source_commit(),
-        "versions": machine.versions(),
+        "versions": {
+            **own_code.package_versions(config.task, config.optimizer),
+            **machine.versions(),
+        },
         "machine": {**machine.facts(), "threads": config.threads},
     }
 

@@ -70,6 +70,7 @@ def run_all(
         context.set_forkserver_preload(PRELOAD)
     waiting = collections.deque(configs)
     active: list[_Worker] = []
+    said: set[str] = set()  # many runs may have the same to say
     try:
         while waiting or active:
             while waiting and len(active) < jobs:
@@ -77,7 +78,7 @@ def run_all(
                 observer.begin(active[-1].config)
             wait([worker.connection for worker in active], timeout=0.5)
             for worker in list(active):
-                if _listen(worker, observer):
+                if _listen(worker, observer, said):
                     active.remove(worker)
     except KeyboardInterrupt:
         _stop(active)
@@ -92,7 +93,7 @@ def _start(context: Any, config: RunConfig, root: Path, data_dir: str | Path | N
     name = run_name(config)
     process = context.Process(
         target=_work,
-        args=(there, config, root / name, data_dir, imported()),
+        args=(there, config, root / name, data_dir, imported(), Path.cwd()),
         name=name,
         daemon=True,
     )
@@ -101,7 +102,7 @@ def _start(context: Any, config: RunConfig, root: Path, data_dir: str | Path | N
     return _Worker(config, process, here)
 
 
-def _listen(worker: _Worker, observer: RunObserver) -> bool:
+def _listen(worker: _Worker, observer: RunObserver, said: set[str]) -> bool:
     """Read a worker's messages; True if its run has finished."""
     name = run_name(worker.config)
     try:
@@ -110,7 +111,9 @@ def _listen(worker: _Worker, observer: RunObserver) -> bool:
             if kind == "progress":
                 observer.update(worker.config, content)
             elif kind == "note":
-                observer.note(content)
+                if content not in said:
+                    observer.note(content)
+                said.add(content)
             elif kind == "finished":
                 worker.process.join()
                 observer.finish(worker.config)
@@ -162,6 +165,7 @@ def _work(
     folder: Path,
     data_dir: str | Path | None,
     own_methods: Sequence[str] = (),
+    place: Path | None = None,
 ) -> None:
     """The worker process: train and report, stop on request, and exit if the parent is gone."""
     # Ctrl-C reaches all processes of the group; the parent tells the workers what to do.
@@ -189,6 +193,8 @@ def _work(
         connection.send(("note", text))
 
     try:
+        if place is not None:
+            os.chdir(place)  # where relative names of files, such as a user's task, are found
         import_methods(own_methods)
         if train(config, folder, data_dir=data_dir, report=report, stop=stop, say=say):
             connection.send(("finished", None))
