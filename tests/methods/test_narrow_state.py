@@ -55,6 +55,7 @@ WIDE_OF = {
     "NorMuon": {"left_square"},
     "MuonHyperball": {"radius"},
     "Gluon": {"smoothness"},
+    "SINGD": {"left_map", "right_map", "left_velocity", "right_velocity"},
 }
 
 

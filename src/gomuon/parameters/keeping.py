@@ -11,7 +11,8 @@ less:
 
 Eight bits are too few for factors and maps, which must stay positive definite, and bfloat16 is too
 little for slow averages of squares (`tests/parameters/test_keeping.py`). Shampoo and Mousse keep
-their factors as computed (`Side.wide`). Factors may also be kept on the host, and maps too.
+their factors as computed, and SINGD its roots, to which it adds small steps (`Side.wide`). Factors
+may also be kept on the host, and maps too.
 """
 
 from collections.abc import Iterable, Mapping
