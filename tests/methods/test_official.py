@@ -18,6 +18,7 @@ from gomuon.parameters.specs import LayerSpec
 from gomuon.recipes.recipe import OfficialCode, Recipe
 from gomuon.recipes.registry import METHODS
 from tests.methods import references
+from tests.methods.references.cut_sides import CutSide
 from tests.methods.references.data import ROWS, layer, learn, relative_error, rows
 
 OWN = {name: m.recipe for name, m in METHODS.items() if m.__module__.startswith("gomuon.")}
@@ -67,6 +68,8 @@ def test_with_these_settings_it_follows_the_reference(name: str, code: OfficialC
     reference = reference_class(
         module.weight.detach().clone(), **{k: v for k, v in settings.items() if k in known}
     )
+    if settings.get("long_sides") == "diagonal":  # every side is longer than `max_side`
+        reference.left = reference.right = CutSide(diagonal=True)
     for step in range(40):
         x, g = rows(2 * step, ROWS, 5), rows(2 * step + 1, ROWS, 5)
         learn(optimizer, module, x, g)
