@@ -87,7 +87,8 @@ def test_pairs_are_compared_on_restricted_times() -> None:
     candidate = by_seed([100, 120, 260, None, 110])
     (found,) = compare_times([(control, candidate)], 300)
     assert list(found.comparison.paired.differences) == [-100, -180, 10, 0, -110]
-    expected = stats.ttest_rel([100, 120, 260, 300, 110], [200, 300, 250, 300, 220])
+    needed = np.array([[100, 120, 260, 300, 110], [200, 300, 250, 300, 220]], dtype=float)
+    expected = stats.ttest_rel(needed[0], needed[1])
     assert found.comparison.p == pytest.approx(expected.pvalue)
     assert (found.first, found.last, found.ties) == (3, 1, 1)
     assert found.sign_p == pytest.approx(stats.binomtest(3, 4).pvalue)

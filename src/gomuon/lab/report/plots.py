@@ -197,7 +197,7 @@ def _accuracies(axes: Axes, panel: AccuracyPanel, style: Style) -> None:
         if run.grok is not None:
             axes.axvline(run.grok, color=color, lw=1, alpha=0.5)
             axes.plot([run.grok], [99], "o", color=color, ms=7, mec=style.paper, zorder=5)
-    for i, (mark, step) in enumerate(_marked(panel.runs)):
+    for i, (arm, step) in enumerate(_marked(panel.runs)):
         # Different heights, so that labels of neighbours do not overlap.
         axes.annotate(
             f" {step:,} ",
@@ -209,7 +209,7 @@ def _accuracies(axes: Axes, panel: AccuracyPanel, style: Style) -> None:
             va="center",
             bbox={
                 "boxstyle": "round,pad=0.2",
-                "facecolor": style.color(mark),
+                "facecolor": style.color(arm),
                 "edgecolor": "none",
             },
         )
