@@ -58,7 +58,7 @@ pages: .venv/lab
 
 # The site, in site/index.html. Warnings are errors, and so are links that lead nowhere.
 docs: .venv/docs
-	$(BIN)/python -m sphinx -E -W --keep-going -q -b html docs site
+	$(BIN)/python -m sphinx -E -W --keep-going -q -b html -d build/doctrees docs site
 	$(BIN)/python -m tools.site.links site
 
 # An extra is installed again whenever the files that declare it change.
@@ -68,4 +68,4 @@ docs: .venv/docs
 	touch $@
 
 clean:
-	rm -rf .venv demo site
+	rm -rf .venv demo site build/doctrees

@@ -6,7 +6,6 @@ import sys
 import sysconfig
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -32,9 +31,9 @@ assert losses[-1] < losses[0]
 """
 
 
-def run(*words: str | Path, **options: Any) -> str:
+def run(*words: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
     done = subprocess.run(
-        [str(word) for word in words], capture_output=True, text=True, timeout=200, **options
+        [str(word) for word in words], cwd=cwd, env=env, capture_output=True, text=True, timeout=200
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
