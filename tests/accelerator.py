@@ -17,7 +17,7 @@ import subprocess
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -226,13 +226,13 @@ def faked() -> Iterator[None]:
         yield
 
 
-def printed_by(module: str) -> dict[str, Any]:
+def printed_by(module: str, arguments: Sequence[str] = ()) -> dict[str, Any]:
     """The JSON that a module of the tests prints, in a process of its own: see above.
 
     The test is skipped if there is no device that torch can fake.
     """
     done = subprocess.run(
-        [sys.executable, "-m", module],
+        [sys.executable, "-m", module, *arguments],
         cwd=Path(__file__).parents[1],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         capture_output=True,
