@@ -61,7 +61,10 @@ TINY = {
 }
 RACE = {
     **TINY,
-    **{"--optimizers": "adamw", "--task": "grokking", "--seeds": "0", "--out": "begun"},
+    "--optimizers": "adamw",
+    "--task": "grokking",
+    "--seeds": "0",
+    "--out": "begun",
 }
 
 SWEEP = {**TINY, "--optimizers": "adamw", "--grid": "2", "--out": "sweep"}
