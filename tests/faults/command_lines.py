@@ -69,7 +69,13 @@ TINY = {
     "--steps": "2",
     "--data-dir": "data",
 }
-RACE = {**TINY, "--optimizers": "adamw", "--task": "grokking", "--out": "begun"}
+RACE = {
+    **TINY,
+    "--optimizers": "adamw",
+    "--task": "grokking",
+    "--seeds": "0",
+    "--out": "begun",
+}
 
 SWEEP = {**TINY, "--optimizers": "adamw", "--grid": "2", "--out": "sweep"}
 BENCH = {"--cycles": "1", "--threads": "1", "--models": "mlp", "--arms": "muon", "--out": "bench"}

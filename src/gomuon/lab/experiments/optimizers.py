@@ -45,6 +45,7 @@ RATES: dict[str, dict[str, float]] = {
     "shakespeare": {"shampoo": 1e-2},
     # Picked on seed 100 by the sweeps that docs/tasks.md names.
     "digits-vit": {"go-muon": 0.02, "muon": 0.01, ADAMW: 6e-3},
+    "digits-conv": {"go-muon": 0.32, "muon": 0.08, ADAMW: 1.2e-2},
     "digits-lora": {"go-muon": 0.04, "muon": 0.04, ADAMW: 1.2e-2},
     # The solution is large, so that a step of the usual length would not reach it.
     "regression": {

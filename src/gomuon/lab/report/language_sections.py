@@ -80,7 +80,7 @@ def standings(report: LanguageOutcomes) -> tuple[Standing, ...]:
     rows = []
     for place, (arm, value) in enumerate(ranking, start=1):
         best = ranking[0][1]
-        remark = "lowest loss" if place == 1 else f"{w.percent(value / best - 1)} above the first"
+        remark = "lowest loss" if place == 1 else _behind(value / best)
         if not math.isfinite(value):
             remark = "diverged"
         elif len(ranking) == 1:
@@ -97,6 +97,13 @@ def standings(report: LanguageOutcomes) -> tuple[Standing, ...]:
             )
         )
     return tuple(rows)
+
+
+def _behind(ratio: float) -> str:
+    """How far a loss is above the first one's."""
+    if ratio >= 2:
+        return f"{ratio:.1f} times the first's"
+    return f"{w.percent(ratio - 1)} above the first"
 
 
 def sections(report: LanguageOutcomes) -> list[Section]:
@@ -125,7 +132,7 @@ def _to_target(report: LanguageOutcomes) -> Section:
     pairs = [(timed[c.name], timed[d.name]) for c, d in report.comparisons()]
     return target_sections.section(
         "Time to the target",
-        f"a {kind} of {target:g}",
+        f"{'an' if kind[0] in 'aeiou' else 'a'} {kind} of {target:g}",
         report.campaign.steps,
         {"": (list(timed.values()), pairs)},
     )
