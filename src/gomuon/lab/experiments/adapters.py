@@ -13,12 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gomuon.lab.experiments import schedules
-from gomuon.lab.experiments.digits import DigitsTask, DigitsViT
+from gomuon.lab.experiments.digits import DigitsTask, DigitsViT, evaluation, loss_on
 from gomuon.lab.experiments.pretrained import Weights, cached
-from gomuon.lab.experiments.run_config import VALIDATION_LOSS, RunConfig
+from gomuon.lab.experiments.run_config import RunConfig
 
 RANK, ALPHA = 4, 8.0
 BASE_STEPS, BASE_RATE = 300, 3e-3  # of the base, by AdamW
@@ -110,17 +109,12 @@ class DigitsLoRATask:
         }
 
     def loss(self, model: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
-        chosen, (pictures, labels) = self.chosen[step - 1], self.train
-        return F.cross_entropy(model(pictures[chosen]), labels[chosen]), {}
+        return loss_on(model, self.train, self.chosen[step - 1]), {}
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, float]:
         if step % self.config.evaluate_every and step != self.config.steps:
             return {}
-        pictures, labels = self.test
-        with torch.no_grad():
-            logits = model(pictures)
-        right = (logits.argmax(1) == labels).double().mean().item()
-        return {VALIDATION_LOSS: F.cross_entropy(logits, labels).item(), "test_accuracy": right}
+        return evaluation(model, self.test)
 
 
 def _changed(pictures_and_labels: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

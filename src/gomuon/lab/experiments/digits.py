@@ -20,6 +20,8 @@ from gomuon.lab.experiments.run_config import VALIDATION_LOSS, RunConfig
 CLASSES, SIDE, PATCH = 10, 8, 2
 HELD_OUT_SHARE = 5  # every fifth picture is held out
 
+Labelled = tuple[Tensor, Tensor]  # pictures and their labels
+
 
 class DigitsViT(nn.Module):
     """A vision transformer: a convolution makes a token of each 2×2 patch."""
@@ -107,17 +109,27 @@ class DigitsTask:
         }
 
     def loss(self, model: nn.Module, step: int) -> tuple[Tensor, dict[str, float]]:
-        chosen, (pictures, labels) = self.chosen[step - 1], self.train
-        return F.cross_entropy(model(pictures[chosen]), labels[chosen]), {}
+        return loss_on(model, self.train, self.chosen[step - 1]), {}
 
     def evaluate(self, model: nn.Module, step: int) -> dict[str, float]:
         if step % self.config.evaluate_every and step != self.config.steps:
             return {}
-        pictures, labels = self.test
-        with torch.no_grad():
-            logits = model(pictures)
-        right = (logits.argmax(1) == labels).double().mean().item()
-        return {VALIDATION_LOSS: F.cross_entropy(logits, labels).item(), "test_accuracy": right}
+        return evaluation(model, self.test)
+
+
+def loss_on(model: nn.Module, pictures_and_labels: Labelled, chosen: Tensor) -> Tensor:
+    """The loss on a minibatch."""
+    pictures, labels = pictures_and_labels
+    return F.cross_entropy(model(pictures[chosen]), labels[chosen])
+
+
+def evaluation(model: nn.Module, pictures_and_labels: Labelled) -> dict[str, float]:
+    """Loss and accuracy on held-out pictures."""
+    pictures, labels = pictures_and_labels
+    with torch.no_grad():
+        logits = model(pictures)
+    right = (logits.argmax(1) == labels).double().mean().item()
+    return {VALIDATION_LOSS: F.cross_entropy(logits, labels).item(), "test_accuracy": right}
 
 
 def _digits() -> tuple[Tensor, Tensor]:
