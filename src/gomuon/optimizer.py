@@ -36,6 +36,7 @@ from gomuon.parameters.keeping import wait_for_copies
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.layout import Layout
 from gomuon.parameters.rates import (
+    FIRST_STEPS,
     add_adamw_settings,
     add_base_rate,
     one_rate_written_into_all,
@@ -180,7 +181,8 @@ class MatrixOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         self._report_late_faults()
-        self._reports.warn_if(one_rate_written_into_all(self.param_groups), key="one rate")
+        if self.param_groups[0]["step"] < FIRST_STEPS:
+            self._reports.warn_if(one_rate_written_into_all(self.param_groups), key="one rate")
         team, parameters = self._team(), self._all_parameters()
         cores = self._step.cores(self.param_groups)
         if self._teams.may_be_wrapped:

@@ -10,7 +10,7 @@ from gomuon.functional import linalg
 from gomuon.functional.mapped_roundoff import MappedRoundoff, norm_bound, null_below
 from gomuon.functional.oracle import inside_only_direction, matched_direction
 from gomuon.functional.polar_factor import PolarMethod
-from gomuon.functional.spectra import nuclear_norm_and_rank
+from gomuon.functional.spectra import mapped_norm_and_rank
 from tests.functional.matrices import orthogonal, random_source
 
 RANK = 20
@@ -59,8 +59,9 @@ def test_amplified_roundoff_is_left_alone(
     assert distance(completed, wanted) > 1  # what the maps make of such noise is large
     inside = inside_only_direction(M.float(), *maps, polar_method=method)
     assert int(inside.square().sum().round()) == RANK
-    roundoff = MappedRoundoff.of(M.float()[None], maps[0][None], maps[1][None])
-    assert int(nuclear_norm_and_rank(C[None], roundoff)[1]) == RANK
+    assert (
+        int(mapped_norm_and_rank(C[None], M.float()[None], maps[0][None], maps[1][None])[1]) == RANK
+    )
 
 
 def test_a_weak_direction_that_no_map_amplifies_is_kept() -> None:
@@ -69,8 +70,7 @@ def test_a_weak_direction_that_no_map_amplifies_is_kept() -> None:
     left[0] = right[1] = 30.0  # large maps elsewhere, and of different directions
     diagonal[-1] = 1e-3
     M, P_B, P_A = torch.diag(diagonal), torch.diag(left), torch.diag(right)
-    roundoff = MappedRoundoff.of(M, P_B, P_A)
-    assert roundoff is not None
+    roundoff = MappedRoundoff(M[None], P_B[None], P_A[None])
     assert float(roundoff.bound()) > 1e-3
     D, rank = matched_direction(M, P_B, P_A, polar_method="exact")
     assert int(rank) == 30
@@ -85,8 +85,7 @@ def test_bounds_are_bounds() -> None:
         X = torch.randn(3, d, 2 * d, generator=generator)
         maps.append(X @ X.mT / d)
     norms = [torch.linalg.matrix_norm(X, ord=2) for X in (M, *maps)]
-    roundoff = MappedRoundoff.of(M, *maps)
-    assert roundoff is not None
+    roundoff = MappedRoundoff(M, *maps)
     largest = null_below(torch.float32) * norms[0] * norms[1] * norms[2]
     assert bool((roundoff.bound() >= largest).all())
     assert bool((roundoff.bound() <= 3 * largest).all())

@@ -263,11 +263,11 @@ def test_zero_gradients_only_decay(method: str, settings: dict[str, Any], given:
     """With statistics of zeros, with none, or without a model; and training goes on after it."""
     if given == "parameters" and METHODS[method].recipe.model_use.needs_model:
         pytest.skip("it refuses bare parameters")
-    decay = 0.0
-    # In the step's geometry it depends on the maps.
-    if "geometry_decay" not in settings and "weight_decay" in METHODS[method].recipe.settings:
-        decay = 0.1
+    decay = 0.0 if "geometry_decay" in settings else 0.1  # there it depends on the maps
+    if "weight_decay" in METHODS[method].recipe.settings:
         settings = {**settings, "weight_decay": decay}
+    else:
+        decay = 0.0
     known = {**METHODS[method].recipe.defaults, **settings}
     decay = 1.0 if known.get("constrained") else decay
     model = transformer(layers=1)

@@ -101,7 +101,8 @@ class SharedInput:
     @property
     def times(self) -> dict[Reader, float]:
         """Rows each reader counted, divided by the rows of the chosen reader."""
-        counts = {h: float(c.grad[0]) for h, c in self.counts.items() if c.grad is not None}
+        grads = {h: c.grad for h, c in self.counts.items() if c.grad is not None}
+        counts: dict[Reader, float] = {h: g.flatten().tolist()[0] for h, g in grads.items()}
         rows = 0.0 if self.chosen is None else counts.get(self.chosen, 0.0)
         return {hook: count / rows for hook, count in counts.items()} if rows else {}
 

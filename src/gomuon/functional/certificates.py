@@ -12,12 +12,12 @@ from torch import Tensor
 
 from gomuon.functional.block_diagonal import fill_padding_
 from gomuon.functional.linalg import is_diagonal
-from gomuon.functional.mapped_roundoff import MappedRoundoff
 from gomuon.functional.oracle import preconditioned
 from gomuon.functional.polar_factor import PolarMethod, polar
 from gomuon.functional.spectra import (
     eigenvalue_range,
     inverse_and_spectrum,
+    mapped_norm_and_rank,
     nuclear_norm_and_rank,
     operator_norm,
 )
@@ -102,7 +102,7 @@ def oracle_share(M: Tensor, D: Tensor, maps: Maps, inverses: Maps) -> OracleShar
     The duality gap is q_P(D)·‖C‖_* − ⟨M, D⟩ ≥ 0, and zero for the matched direction (Theorem 1).
     """
     C = preconditioned(M, *maps)  # (2)
-    value, rank = nuclear_norm_and_rank(C, MappedRoundoff.of(M, *maps))  # (3)
+    value, rank = mapped_norm_and_rank(C, M, *maps)  # (3)
     radius = operator_norm(preconditioned(D, *inverses))
     return OracleShare(value, radius, rank, _effective(value, C))
 

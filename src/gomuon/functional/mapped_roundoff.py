@@ -37,16 +37,6 @@ class MappedRoundoff:
     left: Tensor | None
     right: Tensor | None
 
-    @staticmethod
-    def of(M: Tensor, left: Tensor | None, right: Tensor | None) -> MappedRoundoff | None:
-        """Of a source [b, m, n] or [m, n]; None without maps: then C is the source itself."""
-        if left is None and right is None:
-            return None
-        if M.ndim == 2:
-            M = M[None]
-            left, right = (None if P is None else P[None] for P in (left, right))
-        return MappedRoundoff(M, left, right)
-
     @property
     def mT(self) -> MappedRoundoff:
         """Of Cᵀ = P_A Mᵀ P_B."""

@@ -14,7 +14,6 @@ from torch import Tensor
 from gomuon.functional import polar_express
 from gomuon.functional.block_diagonal import left_product, right_product
 from gomuon.functional.linalg import attempt, over_batch
-from gomuon.functional.mapped_roundoff import MappedRoundoff
 from gomuon.functional.polar_factor import (
     PolarMethod,
     mapped_polar,
@@ -35,7 +34,7 @@ def matched_direction(
 
     def direction(M: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor, Tensor]:
         C = preconditioned(M, left, right)  # (2), (12), (32)
-        Q = mapped_polar(C, polar_method, MappedRoundoff.of(M, left, right))
+        Q = mapped_polar(C, polar_method, M, left, right)
         return map_back(Q, left, right), rank_of(Q)  # (4), (13), (33)
 
     fast = only_multiplies(polar_method, M.dtype)
@@ -51,7 +50,7 @@ def inside_only_direction(
 
     def direction(M: Tensor, left: Tensor | None, right: Tensor | None) -> tuple[Tensor]:
         C = preconditioned(M, left, right)
-        return (mapped_polar(C, polar_method, MappedRoundoff.of(M, left, right)),)
+        return (mapped_polar(C, polar_method, M, left, right),)
 
     return over_batch(direction, M, left, right, multiplies=only_multiplies(polar_method, M.dtype))[
         0

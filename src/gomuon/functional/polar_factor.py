@@ -25,16 +25,21 @@ def polar(X: Tensor, method: PolarMethod = "svd") -> Tensor:
     return over_batch(lambda part: (_POLAR_METHODS[method](part),), X, multiplies=multiplies)[0]
 
 
-def mapped_polar(C: Tensor, method: PolarMethod, roundoff: MappedRoundoff | None) -> Tensor:
-    """Polar factor of a mapped source C = P_B M P_A [b, m, n], without directions of roundoff.
+def mapped_polar(
+    C: Tensor, method: PolarMethod, M: Tensor, left: Tensor | None, right: Tensor | None
+) -> Tensor:
+    """Polar factor of C = P_B M P_A [b, m, n], without what the maps make of M's roundoff.
 
-    "svd" completes the null space and "fast" does not decide about single directions, so both leave
-    `roundoff` aside.
+    "svd" completes the null space and "fast" does not decide about single directions, so for both
+    it is that of C alone.
     """
-    if roundoff is None or method == "svd" or only_multiplies(method, C.dtype) or not C.numel():
+    no_maps = left is None and right is None
+    if no_maps or method == "svd" or only_multiplies(method, C.dtype) or not C.numel():
         return polar(C, method)
     if C.ndim == 2:
-        return mapped_polar(C[None], method, roundoff)[0]
+        maps = (None if P is None else P[None] for P in (left, right))
+        return mapped_polar(C[None], method, M[None], *maps)[0]
+    roundoff = MappedRoundoff(M, left, right)
     if method == "canonical" or linalg.decomposes_well(C.device):
         return _decomposed(C, complete=False, roundoff=roundoff)
     return exact_by_products(C, null_up_to=roundoff.bound())
@@ -71,8 +76,11 @@ def _by_svd(X: Tensor, complete: bool, roundoff: MappedRoundoff | None = None) -
         # LAPACK returns unit vectors for the zero matrix; the paper defines D₀ = 0 there.
         return (U @ Vh) * (X != 0).any(dim=(-2, -1), keepdim=True)
     present = sigma > sigma[..., :1] * null_below(X.dtype)
-    if roundoff is not None and bool((sigma[..., -1] <= roundoff.rough_bound()).any()):
-        present &= sigma > roundoff.along(U, Vh.mT)
+    if roundoff is not None:
+        unsure = sigma[:, -1] <= roundoff.rough_bound()
+        if bool(unsure.any()):
+            along = roundoff.of_matrices(unsure).along(U[unsure], Vh[unsure].mT)
+            present[unsure] &= sigma[unsure] > along
     return (U * present.to(X.dtype).unsqueeze(-2)) @ Vh
 
 

@@ -99,23 +99,31 @@ def _inverse_by_products(S: Tensor, largest: Tensor) -> Tensor:
     return X
 
 
-def nuclear_norm_and_rank(
-    X: Tensor, roundoff: MappedRoundoff | None = None
-) -> tuple[Tensor, Tensor]:
+def nuclear_norm_and_rank(X: Tensor) -> tuple[Tensor, Tensor]:
     """‖X‖_* and the numerical rank of X [..., m, n], both [...].
 
-    What rounding may have made counts as zero, as in `polar="exact"`: singular values below
-    `null_below` of the largest, and of a mapped source [b, m, n] those below its `roundoff`.
+    Singular values below `null_below` of the largest count as zero, as in `polar="exact"`.
     """
     if not linalg.decomposes_well(X.device):
-        bound = None if roundoff is None else roundoff.bound()
-        Q = exact_by_products(X, widens=False, null_up_to=bound)
+        Q = exact_by_products(X, widens=False)
         return (X * Q).sum(dim=(-2, -1)), rank_of(Q)
     sigma = singular_values(X)
-    if roundoff is not None:
-        return sigma.sum(-1).to(X.dtype), rank_of(mapped_polar(X, "canonical", roundoff))
     present = sigma > sigma.amax(-1, keepdim=True) * null_below(X.dtype)
     return sigma.sum(-1).to(X.dtype), present.sum(-1).to(X.dtype)
+
+
+def mapped_norm_and_rank(
+    C: Tensor, M: Tensor, left: Tensor | None, right: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """‖C‖_* of C = P_B M P_A [b, m, n], and its rank without what the maps make of M's roundoff."""
+    if left is None and right is None:
+        return nuclear_norm_and_rank(C)
+    if not linalg.decomposes_well(C.device):
+        bound = MappedRoundoff(M, left, right).bound()
+        Q = exact_by_products(C, widens=False, null_up_to=bound)
+        return (C * Q).sum(dim=(-2, -1)), rank_of(Q)
+    rank = rank_of(mapped_polar(C, "canonical", M, left, right))
+    return singular_values(C).sum(-1).to(C.dtype), rank
 
 
 def singular_values(X: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from gomuon.functional.polar_factor import polar
@@ -44,8 +45,10 @@ def radius_scale(D: Tensor, stack: Stack, group: Group) -> Tensor:
     if group["norm"] == "sign":
         return group["radius"] * D
     lengths = [kernel_factor(layer) for layer in stack.layers for _ in range(layer.blocks)]
-    D = D if set(lengths) == {1.0} else D.new_tensor(lengths).view(-1, 1, 1) * D
-    return group["radius"] * aspect(D, clipped=False) * D
+    if len(set(lengths)) == 1:  # no tensor, which would be copied to the device
+        return group["radius"] * lengths[0] * aspect(D, clipped=False) * D
+    longer = torch.cat([D.new_full((1, 1, 1), length) for length in lengths])
+    return group["radius"] * aspect(D, clipped=False) * longer * D
 
 
 def kernel_factor(layer: Layer) -> float:

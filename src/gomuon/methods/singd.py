@@ -98,12 +98,19 @@ def _seen(side: SideName, due: Sequence[Layer], group: Group) -> dict[Layer, _Se
     for new in observed_side(side, due, group, shrunk=False):
         for same, S, outcome in zip(new.layers, new.S, new.outcomes, strict=True):
             for layer in same:
-                count = not_none(moment_of(layer, side)).count.to(S.device)
-                rows = of_strips(count.reshape(-1) > 0, len(S))
+                count = not_none(moment_of(layer, side)).count
+                rows = of_strips(_flags_on(S.device, count.reshape(-1) > 0), len(S))
                 each = not_none(layer.per_block(S, side))
                 has_rows = not_none(layer.per_block(rows, side))
                 found[layer] = _Seen(each, outcome.expand(len(each)), has_rows)
     return found
+
+
+def _flags_on(device: torch.device, flags: Tensor) -> Tensor:
+    """Flags on this device. Those of the host are written there, because a copy would wait."""
+    if flags.device == device:
+        return flags
+    return torch.cat([torch.full((1,), flag, device=device) for flag in flags.tolist()])
 
 
 def _is_ready(layer: Layer, seen: Mapping[SideName, Mapping[Layer, _Seen]]) -> bool:

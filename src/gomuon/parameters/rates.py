@@ -51,11 +51,11 @@ def has_one_rate(group: Group, defaults: Group) -> bool:
 def one_rate_written_into_all(groups: Sequence[Group]) -> str | None:
     """A warning if a loop has replaced different rates by one, as nanoGPT's does; None if not.
 
-    Only in the first steps: later a schedule may have brought all rates to one small one.
+    To ask in the first steps: later a schedule may have brought all rates to one small one.
     """
     rates = {group["lr"] for group in groups if isinstance(group["lr"], int | float)}
     bases = {group["base_lr"] for group in groups}
-    if len(groups) < 2 or groups[0]["step"] >= _FIRST_STEPS or len(rates) != 1 or len(bases) == 1:
+    if len(groups) < 2 or len(rates) != 1 or len(bases) == 1:
         return None
     if not any(rates) or not all(isinstance(group["lr"], int | float) for group in groups):
         return None
@@ -70,4 +70,4 @@ def one_rate_written_into_all(groups: Sequence[Group]) -> str | None:
     )
 
 
-_FIRST_STEPS = 10
+FIRST_STEPS = 10

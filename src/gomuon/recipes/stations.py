@@ -99,7 +99,7 @@ _NOT_MEASURED = math.inf
 
 def _is_due(position: int, every: Interval, turn: Turn) -> bool:
     """t mod K = ⌊phase·K⌋, the condition of Equation (27), with the layer's own K if it has one."""
-    K = steps_between(every, turn)
+    K = every if isinstance(every, int) else steps_between(every, turn)
     return position % K == int(turn.phase * K)
 
 
