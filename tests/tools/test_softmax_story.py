@@ -60,12 +60,14 @@ def test_the_kept_file_is_what_is_measured() -> None:
         for made in run(labels, 0):
             known = kept[labels, made.layer, 0]
             assert made.steps == known.steps
-            # Rounding completes the null space in the paper's arithmetic, and it differs between
-            # machines (by up to 5.4 % at these points on one without bfloat16 units).
+            # The paper's arithmetic completes the null space, and there rounding decides, which
+            # differs between machines. So only the first point is the same everywhere; norms that
+            # hardly depend on such directions were 3.1 % apart later.
             for name in ("apart", "mismatch", "bound", "error"):
-                first, *later = getattr(known, name)[:4]
-                assert getattr(made, name)[0] == pytest.approx(first, rel=1e-3), name
-                assert getattr(made, name)[1:4] == pytest.approx(later, rel=0.1), name
+                assert getattr(made, name)[0] == pytest.approx(getattr(known, name)[0], rel=1e-3)
+            for name in ("apart", "error"):
+                later = getattr(known, name)[1:4]
+                assert getattr(made, name)[1:4] == pytest.approx(later, rel=0.05), name
 
 
 def test_of_no_file_nothing_is_said_and_a_damaged_one_is_named(
