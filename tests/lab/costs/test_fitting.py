@@ -27,7 +27,7 @@ from tests.lab.helpers.commands import refused
 
 DOCS = Path(__file__).parents[3] / "docs" / "scaling.md"
 METHODS = optimizers.names()
-# `gomuon plan` refuses the oracle of `gomuon race`: it has no costs that a model of scale could pay.
+# `gomuon plan` refuses the oracle of `gomuon race`, because its costs are not planned.
 PLANNED = [name for name in METHODS if name != optimizers.GAUSS_NEWTON]
 RANKS = RankLayout(Mesh(shards=4))
 GB, MB = 10**9, 10**6
