@@ -72,7 +72,8 @@ def test_shampoos_ridge_without_float64(rank: int, bound: float) -> None:
     At rank 96 the smallest eigenvalue, and at rank 8 most of them, are about as small as the ridge.
     """
     S = gram(96, rank)
-    root, prepared = ridge_roots(1, {"ridge": 1e-6, "power": 0.25})
+    settings = {"ridge": 1e-6, "epsilon": 0.0, "power": 0.25}
+    root, prepared = ridge_roots(1, {**settings, "factor_decay": 0.999, "bias_correction": False})
     assert root.multiplied is not None
     roots, fine = root.multiplied(prepared(S))
     assert roots.dtype == torch.float32

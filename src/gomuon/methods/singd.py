@@ -303,6 +303,9 @@ class SINGD(MatrixOptimizer):
     a rest. `max_side=1, long_sides="diagonal"` is their "diagonal". A LayerSpec's `inputs=` and
     `outputs=` choose for one side of one layer. Their Toeplitz and hierarchical forms are missing.
 
+    `offload="maps"` keeps C, K and their velocities on the host. No factors are kept, so
+    `offload=True` moves nothing.
+
     Weight decay is decoupled here; there it is added to D before the momentum. Biases of linear
     layers join their weights as a column.
     """

@@ -27,6 +27,8 @@ from tests.lab.helpers.commands import refused
 
 DOCS = Path(__file__).parents[3] / "docs" / "scaling.md"
 METHODS = optimizers.names()
+# `gomuon plan` refuses the oracle of `gomuon race`, because its costs are not planned.
+PLANNED = [name for name in METHODS if name != optimizers.GAUSS_NEWTON]
 RANKS = RankLayout(Mesh(shards=4))
 GB, MB = 10**9, 10**6
 
@@ -51,7 +53,7 @@ def first(name: str, memory: int, share: float | None = None) -> tuple[int, FitC
 # ---- the search ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", PLANNED)
 def test_what_is_found_fits_and_nothing_before_it_does(name: str) -> None:
     every = tried(name, work=False)
     needs = [candidate.need.total for candidate in every]
@@ -94,7 +96,7 @@ def test_the_order_begins_with_the_defaults_and_has_no_setting_twice(name: str) 
             check_settings(changes, entry.recipe.settings)
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name != optimizers.ADAMW])
+@pytest.mark.parametrize("name", [name for name in PLANNED if name != optimizers.ADAMW])
 def test_every_method_has_something_smaller_than_its_defaults(name: str) -> None:
     every = tried(name, work=False)
     assert min(x.need.total for x in every) < every[0].need.total
