@@ -141,6 +141,7 @@ def test_what_was_measured_otherwise_is_refused_and_kept(
 
 def test_the_lab_code_that_the_benchmark_runs_is_part_of_its_source() -> None:
     lab = Path(benchmark.__file__).parents[1]
+    imports = re.compile(r"^from gomuon\.lab\.([\w.]+) import (.*)", re.MULTILINE)
     imported = set()
     for path in (lab / "bench").glob("*.py"):
         text = path.read_text()
