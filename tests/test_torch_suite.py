@@ -69,8 +69,15 @@ def test_groups_have_their_own(info: Any, key: str) -> None:
     """A group's value counts as the constructor's would, and leaves other groups alone."""
     if info.name == "MuonQK":
         pytest.skip("its groups come from the model")
-    # K-FAC's budget is one for all layers of a group.
-    alone = {"kl_clip": None} if "kl_clip" in info.optim_cls.recipe.defaults else {}
+    known = info.optim_cls.recipe.defaults
+    if key not in known:
+        with pytest.raises(TypeError, match=f"no setting {key!r}"):
+            info.optim_cls([nn.Parameter(torch.eye(4))], **{key: 0.05})
+        pytest.skip(f"it has no {key}")
+    # K-FAC's budget is one for all layers of a group. A constrained Scion decays by its rate,
+    # whatever weight_decay is.
+    changed = {"kl_clip": None, "constrained": False}
+    alone = {name: value for name, value in changed.items() if name in known}
 
     def moved(groups: Any, **settings: Any) -> list[Tensor]:
         parameters = [nn.Parameter(torch.eye(4) + 0.1) for _ in range(2)]

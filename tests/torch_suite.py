@@ -86,6 +86,13 @@ def _with_gradient(gradient: Tensor) -> list[nn.Parameter]:
     return [parameter]
 
 
+def _decay_error(method: type[MatrixOptimizer]) -> Any:
+    """A hyperball has no decay: its weights keep their norm."""
+    known = "weight_decay" in method.recipe.defaults
+    kind, message = (ValueError, "must be") if known else (TypeError, "has no setting")
+    return _error("decay", kind, message, {"weight_decay": -1.0})
+
+
 def _errors(method: type[MatrixOptimizer]) -> Callable[..., list[Any]]:
     def errors(device: Any, dtype: Any) -> list[Any]:
         every = helpers.get_error_inputs_for_all_optims(device, dtype)
@@ -97,7 +104,7 @@ def _errors(method: type[MatrixOptimizer]) -> Callable[..., list[Any]]:
             *every,
             _error("nothing", ValueError, "empty parameter list", params=[]),
             _error("lr", ValueError, "lr must be", {"lr": -1.0}),
-            _error("decay", ValueError, "weight_decay must be", {"weight_decay": -1.0}),
+            _decay_error(method),
             _error(
                 "complex", ValueError, "complex64", params=[nn.Parameter(torch.ones(2, 2) * 1j)]
             ),

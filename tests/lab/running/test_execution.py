@@ -168,7 +168,8 @@ def test_an_open_rate_is_selected_on_the_tuning_seed(
     selection = read_selection(path)
     assert selection.picked == {"adamw": (0.02, None), "muon": (0.01, None)}
     race = racing.race_plan("ptb", "muon,adamw", selection=selection)
-    assert [(arm.lr, race.seeds) for arm in race.arms] == [(0.01, (10,)), (0.02, (10,))]
+    assert [arm.lr for arm in race.arms] == [0.01, 0.02]
+    assert race.seeds == (10, 11, 12, 13, 14)  # five by default, none of them the tuning seed
     assert "picked by gomuon reproduce made on ptb (seed 9, 10 updates)" in race.rule
 
 

@@ -38,7 +38,7 @@ def test_sixty_columns_are_enough(task: str) -> None:
 
 
 def test_live_and_plain_displays_show_the_same_facts() -> None:
-    plan = racing.race_plan("grokking", "go-muon,adamw", steps=100)
+    plan = racing.race_plan("grokking", "go-muon,adamw", steps=100, seeds="0")
     config = plan.config(plan.arms[0], 0, 0.08)
     metrics = {"step": 40, "loss": 1.23456, "train_accuracy": 0.5, "test_accuracy": 0.125}
     for kind, terminal in ((PlainDisplay, False), (LiveDisplay, True)):

@@ -26,7 +26,7 @@ from gomuon.lab.input_checks import errors_naming, is_file
 FILE = "bench.json"
 FORMAT = 1
 # Files of the lab outside this folder whose code is measured, or measures.
-OF_THE_LAB = ("machine.py", "experiments/models.py")
+OF_THE_LAB = ("machine.py", "experiments/foreign.py", "experiments/models.py")
 PACKAGES = ("heavyball", "pytorch_optimizer", "transformers", "scipy")
 
 
