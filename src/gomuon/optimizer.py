@@ -585,6 +585,9 @@ class MatrixOptimizer(torch.optim.Optimizer):
                 self._divide_state(team)
             rebuild_maps(self.state, self.param_groups, self._layout, self.recipe)
             self._gate()
+            older = self.recipe.older
+            if older is not None and older.changed and older.include(state_dict["param_groups"]):
+                self._reports.changed_since(self.recipe.name, older.changed)
         except BaseException as failure:
             if self.param_groups is not before[1]:  # restore what was replaced
                 self.state, self.param_groups = before

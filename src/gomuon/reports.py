@@ -88,6 +88,10 @@ class Reports:
             "on all ranks before saving, or save with torch.distributed.checkpoint"
         )
 
+    def changed_since(self, method: str, changed: str) -> None:
+        """Warn that a loaded checkpoint is of an older version, whose method was another one."""
+        _warn(f"this checkpoint is of an older {method}: {changed}")
+
 
 # Warnings should point at the user's line, not at lines in these folders.
 _NOT_THE_USERS = tuple(str(Path(file).parent) for file in (__file__, torch.__file__))

@@ -11,7 +11,7 @@ from gomuon.intervals import from_plain
 from gomuon.parameters.groups import is_matrix, named
 from gomuon.parameters.routing import plain_name
 from gomuon.recipes.recipe import Recipe
-from gomuon.recipes.registry import setting_names
+from gomuon.recipes.registry import renamed, setting_names
 from gomuon.settings import check_settings, checked_names, python_value
 
 Group = Mapping[str, Any]
@@ -77,18 +77,25 @@ def _is_list_of(things: Any, kinds: tuple[type, ...]) -> bool:
 
 def check_method(groups: Sequence[Group], checkpoint: Mapping[str, Any], method: str) -> None:
     """Raise a ValueError if the checkpoint is of another method."""
-    saved = checkpoint.get("method")
+    saved, saved_groups = checkpoint.get("method"), checkpoint["param_groups"]
+    written = method if saved is None else saved
+    now = renamed(written, saved_groups) if isinstance(written, str) else None
+    if now is not None and written == method:
+        raise ValueError(
+            f"this checkpoint is of an older version, whose {written} is {now} now; load it with "
+            f"{now}, or start anew with {method}"
+        )
     if saved is not None:
-        if saved != method:
+        if (now or saved) != method:
             name = saved if isinstance(saved, str) else describe_value(saved)
             raise ValueError(
-                f"this is a checkpoint of {name}, but the optimizer is {method}; load it with an "
-                "optimizer of the same method"
+                f"this is a checkpoint of {now or name}, but the optimizer is {method}; load it "
+                "with an optimizer of the same method"
             )
         return
     # torch.distributed.checkpoint does not save the method. Another method's setting shows it.
     others = setting_names()
-    for group, saved_group in zip(groups, checkpoint["param_groups"], strict=False):
+    for group, saved_group in zip(groups, saved_groups, strict=False):
         for name in saved_group:
             if name in others and name not in group:
                 raise ValueError(
@@ -108,7 +115,9 @@ def fitted_group(index: int, group: Group, saved: Group, recipe: Recipe) -> dict
         recipe: the method's recipe.
     """
     fitting = _in_order(index, group, saved)
-    # Settings that are newer than the checkpoint keep the optimizer's values.
+    if recipe.older is not None and recipe.older.include([saved]):
+        fitting = {**recipe.older.settings, **fitting}
+    # Other settings that are newer than the checkpoint keep the optimizer's values.
     checked = checked_names(recipe.settings)
     setting_keys = [name for name in group if name in checked or name in ("adamw", "step")]
     for name in setting_keys:

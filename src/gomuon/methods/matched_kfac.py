@@ -6,7 +6,7 @@ from gomuon.geometry.captured import CapturedMoments
 from gomuon.methods.kfac_muon import COMMIT, WORK, balanced_root_maps
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
-from gomuon.recipes.recipe import OfficialCode, Recipe
+from gomuon.recipes.recipe import OfficialCode, OlderCheckpoints, Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     CAPTURE,
@@ -58,6 +58,7 @@ RECIPE = Recipe(
         "√max(1, m/n) lengthens the steps of tall matrices.",
         "Refreshes are every 50 updates.",
     ),
+    older=OlderCheckpoints("refresh_at", name="KFACMuon"),
     work=WORK,
 )
 
@@ -67,7 +68,8 @@ class MatchedKFAC(MatrixOptimizer):
     """Matched polar at half power with π-balanced K-FAC-reduce factors and no graft.
 
     It differs from `KFACMuon` in its clock, in how averages start and in its length. π is that of
-    whole sides, also if their factors are block-diagonal (`block_size`).
+    whole sides, also if their factors are block-diagonal (`block_size`). In version 0.1.0 it had
+    the name `KFACMuon`, and its checkpoints from there load.
     """
 
     recipe = RECIPE

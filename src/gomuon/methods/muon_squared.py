@@ -6,7 +6,7 @@ from gomuon.functional.polar_factor import polar
 from gomuon.geometry.base import Geometry
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.stacks import Stack
-from gomuon.recipes.recipe import OfficialCode, Recipe
+from gomuon.recipes.recipe import OfficialCode, OlderCheckpoints, Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import MUON, Group, lerp_momentum, muon_scale, rate
 from gomuon.recipes.work import StepWork, momentum_and_square, plain_polar_work
@@ -39,6 +39,13 @@ RECIPE = Recipe(
             "train_gpt_simple_muonsq.py",
             commit="c8554822ca4d99723fdbf59b790e6099ecafe8f3",
             theirs="lr and weight_decay as that script gives them, .1 and .0125",
+        ),
+    ),
+    older=OlderCheckpoints(
+        "lr_scale",
+        changed=(
+            "its average is of the source's squares, and goes on with the gradient's; to go on as "
+            "before, train with the version that wrote it"
         ),
     ),
     work=StepWork(plain_polar_work, keeps=momentum_and_square),

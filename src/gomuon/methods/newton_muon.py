@@ -16,7 +16,7 @@ from gomuon.geometry.moments_to_maps import map_batches
 from gomuon.optimizer import MatrixOptimizer
 from gomuon.parameters.layers import Layer
 from gomuon.parameters.stacks import Stack
-from gomuon.recipes.recipe import OfficialCode, Recipe
+from gomuon.recipes.recipe import OfficialCode, OlderCheckpoints, Recipe
 from gomuon.recipes.registry import register
 from gomuon.recipes.stations import (
     AT_LAST,
@@ -117,6 +117,7 @@ RECIPE = Recipe(
             ),
         ),
     ),
+    older=OlderCheckpoints("refresh_at", settings={"refresh_at": "first"}),
     work=StepWork(_step_work, captured=CapturedFactors(_inverse_work)),
 )
 
@@ -131,7 +132,7 @@ class NewtonMuon(MatrixOptimizer):
 
     Its steps have the length √max(m, n), at a rate of 4e-4; that is `aspect="longest"`. Our default
     is Muon's √max(1, m/n), so that Muon's rates suit models of any width. `refresh_at="first"`
-    refreshes at updates 1, K + 1, … instead.
+    refreshes at updates 1, K + 1, … instead; checkpoints of version 0.1.0 continue so.
     """
 
     recipe = RECIPE

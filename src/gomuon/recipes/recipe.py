@@ -2,7 +2,7 @@
 
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -62,6 +62,27 @@ class OfficialCode:
 
 
 @dataclass(frozen=True)
+class OlderCheckpoints:
+    """How checkpoints are read that were written before the method became what it is.
+
+    Attributes:
+        lacking: a setting that they do not have, and newer ones do.
+        name: the method's name in them, if it had another one.
+        settings: the values that stand for what they do not say.
+        changed: what goes on differently, for a warning; "" if training continues as it was.
+    """
+
+    lacking: str
+    name: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    changed: str = ""
+
+    def include(self, groups: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the checkpoint with these parameter groups is one of them."""
+        return bool(groups) and all(self.lacking not in group for group in groups)
+
+
+@dataclass(frozen=True)
 class Recipe:
     """What a method does at each station, its settings, and where it comes from.
 
@@ -82,6 +103,7 @@ class Recipe:
             none.
         departures: where it differs from that code on purpose, whatever the settings; one sentence
             each.
+        older: how checkpoints from before it changed are read; None if it did not.
         joins_bias: whether biases join their weights as a column.
         observes_first: number of first steps that only observe a layer and do not move it.
         model_use: how the method uses a model.
@@ -103,6 +125,7 @@ class Recipe:
     trust: Trust = stations.each_alone
     rms_scale: Scale = stations.rms_scale
     decay: Decay = stations.decayed
+    older: OlderCheckpoints | None = None
     joins_bias: bool = False
     observes_first: int = 0
     model_use: ModelUse = PLAIN_USE

@@ -1,6 +1,7 @@
 """All methods by name, for the table of methods, the command line, the planner and the tests."""
 
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     from gomuon.optimizer import MatrixOptimizer
@@ -33,3 +34,15 @@ def register(method: MethodClass) -> MethodClass:
 def setting_names() -> set[str]:
     """The names of all methods' settings."""
     return {name for method in METHODS.values() for name in method.recipe.settings}
+
+
+def renamed(name: str, groups: Sequence[Mapping[str, Any]]) -> str | None:
+    """The present name of the method that a checkpoint with these groups calls `name`.
+
+    None if it is `name` still.
+    """
+    for method in METHODS.values():
+        older = method.recipe.older
+        if older is not None and older.name == name and older.include(groups):
+            return method.recipe.name
+    return None
