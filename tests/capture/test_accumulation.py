@@ -94,7 +94,7 @@ def test_micro_batches_equal_their_union(
 
 
 # These amplify rounding, by what they are; docs/compatibility.md says by how much.
-AMPLIFYING = {"SOAP", "Shampoo", "Mousse", "MuonSquared"}
+AMPLIFYING = {"SOAP", "SOAPMuon", "KLSOAP", "Shampoo", "Mousse", "MuonSquared"}
 
 
 def in_halves_and_whole(method: str, steps: int, **settings: Any) -> tuple[nn.Module, nn.Module]:
