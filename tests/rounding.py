@@ -22,6 +22,7 @@ METHODS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in dict.fromkeys(name for name, _ in RECIPES)),
     ("Mousse", {"epsilon": 1e-5}),
     ("Shampoo", {"lr": 1e-4}),
+    ("QSD", {"scale": 10.0}),
 ]
 
 

@@ -1,4 +1,4 @@
-"""K-FAC and SOAP need eigenvectors. By products they are estimates: how near, and at what cost."""
+"""K-FAC and SOAP's relatives need eigenvectors. By products they are estimates: how near, and at what cost."""
 
 import copy
 import warnings
@@ -20,7 +20,9 @@ from tests.functional.matrices import distance, normal, orthogonal, random_sourc
 from tests.methods.table import saved
 from tests.models import mlp, train, transformer
 
-BOTH = ["KFAC", "SOAP"]
+# KL-Shampoo is not among them: its step is the same in every basis of equal eigenvalues.
+ADAM_IN_BASES = ["SOAP", "SOAPMuon", "KLSOAP"]
+ESTIMATED = ["KFAC", *ADAM_IN_BASES]
 
 
 # ---- K-FAC's preconditioned gradient -------------------------------------------------------------
@@ -118,7 +120,7 @@ def test_kfacs_first_steps_are_near_those_by_decomposition() -> None:
     assert 0 < float((found - exact).norm()) < 0.02 * float((exact - before).norm())
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", ESTIMATED)
 def test_the_loss_is_that_by_decomposition(name: str) -> None:
     losses = [trained(name, 60, roots=roots)[2] for roots in ("eigh", "products")]
     assert losses[1] == pytest.approx(losses[0], rel=2e-4)
@@ -187,7 +189,7 @@ def test_without_rows_kfacs_factors_stay_and_the_basis_comes_nearer(
     assert off_diagonal(state["left_basis"]) < off_diagonal(kept["left_basis"])
 
 
-@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("name", ESTIMATED)
 def test_both_forms_keep_the_same_state_and_continue_each_other(name: str) -> None:
     runs = {roots: mlp(6, 6, 6, 6) for roots in ("eigh", "products")}
     optimizers = {roots: METHODS[name](model, roots=roots) for roots, model in runs.items()}
@@ -213,16 +215,17 @@ def test_both_forms_keep_the_same_state_and_continue_each_other(name: str) -> No
 # ---- SOAP's bases --------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", ADAM_IN_BASES)
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-3), (torch.float64, 1e-10)])
-def test_soaps_power_steps_are_those_with_qr(dtype: torch.dtype, bound: float) -> None:
+def test_soaps_power_steps_are_those_with_qr(name: str, dtype: torch.dtype, bound: float) -> None:
     """From the same first bases. Columns of other signs change no step."""
     models = [mlp(6, 6, 6, 6, dtype=dtype) for _ in range(2)]
-    first = SOAP(models[0], roots="eigh", refresh_every=2)
+    first = METHODS[name](models[0], roots="eigh", refresh_every=2)
     step(models[0], first, 40)
     checkpoint = saved(first.state_dict())
     for group in checkpoint["param_groups"]:
         group["roots"] = "products"
-    second = SOAP(models[1], roots="products", refresh_every=2)
+    second = METHODS[name](models[1], roots="products", refresh_every=2)
     second.load_state_dict(checkpoint)
     models[1].load_state_dict(models[0].state_dict())
     before = weights(models[0])

@@ -142,6 +142,16 @@ def test_frank_wolfe_falls_to_the_minimum_in_the_ball(curvature: float) -> None:
     assert bool((gap < 0.02 * values[-1].abs()).all())
 
 
+@pytest.mark.parametrize("curvature", [1e-5, 1e-4, 1e-3])
+def test_rounding_does_not_decide_whether_qsds_last_step_is_taken(curvature: float) -> None:
+    """Steps grow shorter by a factor each; soon their gain is below its rounding error."""
+    M = rows(0, 3, 4, 6)
+    A, B = (v.mT @ v / 9 for v in (rows(1, 3, 9, 6), rows(2, 3, 9, 4)))
+    nearly = M * (1 + 1e-15 * rows(3, 3, 4, 6))
+    one, other = (ball_minimiser(X, B, A, curvature, steps=3) for X in (M, nearly))
+    torch.testing.assert_close(one, other, rtol=0, atol=1e-13)
+
+
 def test_without_curvature_qsd_is_muon() -> None:
     models = [layer(4, 6), layer(4, 6)]
     shared: dict[str, Any] = {"lr": 0.02, "momentum": 0.8}

@@ -18,7 +18,7 @@ from tests.models import train, transformer
 
 WITH_ROOTS = [name for name, kind in METHODS.items() if "roots" in kind.recipe.settings]
 # These need eigenvectors, which products estimate: see test_bases_by_products.py.
-ESTIMATED = {"KFAC", "SOAP"}
+ESTIMATED = {"KFAC", "SOAP", "SOAPMuon", "KLSOAP"}
 # Where rounding decides the smallest eigenvalues, damping that is above it.
 DAMPED: dict[str, dict[str, Any]] = {"Mousse": {"epsilon": 1e-3}, "Shampoo": {"ridge": 1e-3}}
 

@@ -24,6 +24,7 @@ from gomuon.recipes.stations import (
     PAPER,
     Clock,
     Group,
+    length,
     lerp_momentum,
     muon_scale,
     rate,
@@ -81,6 +82,7 @@ def ball_minimiser(
         steps: how many polar factors are taken.
         polar_method: see `polar`.
     """
+    rounding = 4 * torch.finfo(M.dtype).eps
     U = BUA = torch.zeros_like(M)
     for _ in range(steps):
         downhill = M - curvature * BUA
@@ -88,6 +90,9 @@ def ball_minimiser(
         BVA = preconditioned(V, left, right)
         S, BSA = V - U, BVA - BUA
         gain = (downhill * S).sum(dim=(-2, -1), keepdim=True)
+        # No gain is negative. Near the minimum it is the small difference of two large sums, and
+        # below their rounding errors it would be noise, which would take or leave a whole step.
+        gain = torch.maximum(gain, rounding * length(downhill) * length(V))
         bend = curvature * (S * BSA).sum(dim=(-2, -1), keepdim=True)
         share = torch.where(bend > 0, gain / bend, 1.0).clamp(0, 1)
         U, BUA = U + share * S, BUA + share * BSA
