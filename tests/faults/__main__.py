@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict
 
 from gomuon.lab.machine import facts, versions
-from tests.faults.campaign import CAMPAIGNS, Outcome, module_of, reason_of, run
+from tests.faults.campaign import CAMPAIGNS, Outcome, methods_of, module_of, reason_of, run
 from tests.faults.page import RESULTS
 
 
@@ -49,7 +49,13 @@ def _print(outcome: Outcome) -> None:
 
 def _save(outcome: Outcome) -> None:
     kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    kept[outcome.name] = {**asdict(outcome), "machine": facts(), "versions": versions()}
+    kept[outcome.name] = {
+        **asdict(outcome),
+        "whole": module_of(outcome.name)[1],
+        "methods": methods_of(outcome.name),
+        "machine": facts(),
+        "versions": versions(),
+    }
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 

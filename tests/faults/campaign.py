@@ -50,6 +50,11 @@ def module_of(name: str) -> tuple[Case, int]:
     return module.case, module.CASES
 
 
+def methods_of(name: str) -> list[str]:
+    """The methods that a campaign goes through; none if it is not about methods."""
+    return list(getattr(importlib.import_module(f"tests.faults.{name}"), "METHOD_NAMES", []))
+
+
 def run(name: str, seeds: Iterable[int], processes: int = 2) -> Outcome:
     """Every seed's case, in order within each process."""
     begin = time.monotonic()

@@ -21,10 +21,11 @@ from gomuon.optimizer import MatrixOptimizer
 from tests.methods.table import RECIPES
 from tests.models import language_loss, train, transformer
 
-CASES = 31_000  # more than all steps have operations, so every one of them has its turn
+CASES = 52_000  # more than all steps have operations, so every one of them has its turn
 WARM = (4, 5)  # steps before: then comes a refresh step, or one that reuses
 AFTER = 5
 Kind = tuple[str, dict[str, Any], int]
+METHOD_NAMES = list(dict.fromkeys(name for name, _ in RECIPES))
 KINDS: list[Kind] = [(*recipe, warm) for recipe in RECIPES for warm in WARM]
 
 

@@ -74,6 +74,7 @@ WARM = (4, 5)  # clean steps before: then comes a refresh step, or one that reus
 CLEAN = 5
 LAYER = "trunk.blocks.0.mlp.up"
 
+METHOD_NAMES = list(dict.fromkeys(name for name, _ in RECIPES))
 EVERY = list(product(range(len(RECIPES)), DTYPES, MODES, FAULTS, PLACES, WARM))
 CASES = len(EVERY)
 
@@ -81,7 +82,12 @@ CASES = len(EVERY)
 def case(seed: int, folder: Path) -> str | None:
     """Every combination in turn, neighbours far apart."""
     warnings.simplefilter("ignore")
-    return faulty(*EVERY[seed * 7919 % CASES])
+    return faulty(*numbered(seed))
+
+
+def numbered(seed: int) -> tuple[int, torch.dtype, str, str, str, int]:
+    """The combination with this number."""
+    return EVERY[seed * 7919 % CASES]
 
 
 def faulty(
