@@ -73,7 +73,7 @@ def _methods(counts: dict[str, Any]) -> str:
         run, present = counts[name]["methods"], methods_of(name)
         if missing := [method for method in present if method not in run]:
             lines.append(
-                f"\nThe count of **{name}** holds for {', '.join(run)}. Other methods were added or "
+                f"\nThe count of **{name}** holds for {', '.join(run)}. Others were added or "
                 "changed since that campaign was run; only the few cases of `make test` have been "
                 f"run for them: {', '.join(missing)}.\n"
             )

@@ -1,4 +1,4 @@
-"""K-FAC and SOAP's relatives need eigenvectors. By products they are estimates: how near, and at what cost."""
+"""K-FAC and SOAP need eigenvectors. By products they are estimates: how near, and at what cost."""
 
 import copy
 import warnings
