@@ -17,12 +17,14 @@ from tests.methods.table import RECIPES
 
 RESULTS = Path("results/rounding/rounding.json")
 STEPS = 30
-# With their own defaults, and where those amplify rounding, with the setting that does not.
+# With their own defaults, and where those amplify rounding, with the setting that does not; and
+# KL-Shampoo from small eigenvalues, where it does.
 METHODS: list[tuple[str, dict[str, Any]]] = [
     *((name, {}) for name in dict.fromkeys(name for name, _ in RECIPES)),
     ("Mousse", {"epsilon": 1e-5}),
     ("Shampoo", {"lr": 1e-4}),
     ("QSD", {"scale": 10.0}),
+    ("KLShampoo", {"first_values": 1e-6}),
 ]
 
 

@@ -1,4 +1,4 @@
-"""K-FAC and SOAP need eigenvectors. By products they are estimates: how near, and at what cost."""
+"""K-FAC and all that is SOAP's kind need eigenvectors. By products they are estimates: how near?"""
 
 import copy
 import warnings
@@ -20,7 +20,7 @@ from tests.functional.matrices import distance, normal, orthogonal, random_sourc
 from tests.methods.table import saved
 from tests.models import mlp, train, transformer
 
-# KL-Shampoo is not among them: its step is the same in every basis of equal eigenvalues.
+# KL-Shampoo is not among them: its eigenvalues start equal, and its first bases hardly matter.
 ADAM_IN_BASES = ["SOAP", "SOAPMuon", "KLSOAP"]
 ESTIMATED = ["KFAC", *ADAM_IN_BASES]
 
