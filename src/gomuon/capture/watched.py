@@ -220,7 +220,9 @@ class WatchedWeight:
         if mask is not None or self.stack > 1 or use.rows.segments is not None:
             return None, *_leaves(self.inputs, use, mask)
         rows = use.rows.of_inputs
-        reader = self.readers.setdefault(rows, ProductReader(self, rows))
+        if rows not in self.readers:
+            self.readers[rows] = ProductReader(self, rows)
+        reader = self.readers[rows]
         shared.merge(reader)
         read = shared.of(use.x, reader, None)
         return partial(shared.forms, read, reader), read.total, read.count_of(reader), None
